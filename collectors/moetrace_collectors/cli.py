@@ -1,0 +1,50 @@
+"""The command line: argument parsing and exit codes; the only place that exits.
+
+Every command is a module of `moetrace_collectors.commands` with `HELP`, `add_arguments(parser)` and
+`run(arguments) -> int`. Modules are imported only when their command is chosen (or help is asked
+for), so that a missing extra breaks one command and not all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from moetrace_collectors.errors import UsageError
+
+COMMANDS = ("demo", "collect", "query", "report", "migrate")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code (0 fine, 1 the command found a fault, 2 wrong usage)."""
+    parser = argparse.ArgumentParser(
+        prog="moetrace",
+        description="Which rank, layer and phase of a Mixture-of-Experts step made it slow, and why.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        for name in COMMANDS:
+            module = importlib.import_module(f"moetrace_collectors.commands.{name}")
+            sub = commands.add_parser(name, help=module.HELP, description=module.HELP)
+            module.add_arguments(sub)
+            sub.set_defaults(run=module.run)
+        parsed = parser.parse_args(arguments)
+        code: int = parsed.run(parsed)
+    except UsageError as error:
+        print(f"moetrace: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # `moetrace query ... | head`: the reader has gone, which is no fault.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

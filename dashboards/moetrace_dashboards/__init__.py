@@ -1,0 +1,1 @@
+"""Grafana dashboards, recording and alert rules as code. Reads contracts only."""

@@ -1,0 +1,1 @@
+"""ClickHouse schema: append-only migrations as package data, and their rendering."""
