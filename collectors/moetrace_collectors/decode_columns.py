@@ -1,0 +1,217 @@
+"""Packed columns -> numpy records, with every number checked. Part of the decode stage; pure.
+
+Blocks may start at any offset of a larger buffer, so nothing here assumes alignment: each column is
+mapped with `frombuffer` and copied into an aligned int64 array at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from moetrace_collectors.model import ExpertCounts, IntArray, PhaseColumns, TrafficRow
+from moetrace_schemas.columns import (
+    EXPERTS,
+    HEADER,
+    PHASES,
+    TRAFFIC,
+    ColumnsError,
+    Layout,
+    RowFlag,
+    read_header,
+)
+from moetrace_schemas.enums import COUNT_KIND_BY_CODE, DIRECTION_BY_CODE, PHASE_BY_CODE, CountKind, Phase
+
+MAX_PHASE_ROWS = 200_000
+"""Phase rows of one rank step: 1,000 layers x 200 intervals."""
+MAX_RAGGED_ROWS = 65_536
+"""Rows of the expert or traffic table of one rank step."""
+MAX_DURATION_SUM_NS = 2**53
+"""Summed durations of one rank step, 104 days. Keeps sums over ranks inside int64 and exact in float64."""
+MAX_COUNT = 2**40
+"""Pairs, rows or their sum in one ragged row; 65,536 ranks of it still fit in int64."""
+MAX_BYTES = 2**53
+"""Payload of one row, bytes."""
+MAX_OFFSET_NS = 2**53
+STEP_LEVEL = -1
+"""`layer` of rows that belong to no MoE layer."""
+
+_DTYPES = {"B": "u1", "h": "<i2", "H": "<u2", "I": "<u4", "q": "<i8"}
+_INVALID_CODE = next(code for code, kind in COUNT_KIND_BY_CODE.items() if kind is CountKind.INVALID)
+_EXCHANGES = tuple(code for code, phase in PHASE_BY_CODE.items() if phase in (Phase.DISPATCH, Phase.COMBINE))
+
+
+def decode_phases(block: bytes) -> PhaseColumns:
+    """Phase rows in order of start.
+
+    Raises:
+        ColumnsError: the block does not decode, or holds a value out of range.
+    """
+    num_rows = _num_rows(PHASES, block, MAX_PHASE_ROWS)
+    columns = _columns(PHASES, block, num_rows)
+    _check_range("layer", columns["layer"], STEP_LEVEL, 2**15 - 1)
+    _check_codes("phase", columns["phase"], len(PHASE_BY_CODE))
+    _check_codes("direction", columns["direction"], len(DIRECTION_BY_CODE))
+    _check_range("start_offset_ns", columns["start_offset_ns"], -MAX_OFFSET_NS, MAX_OFFSET_NS)
+    _check_range("duration_ns", columns["duration_ns"], 0, MAX_DURATION_SUM_NS)
+    _check_range("bytes", columns["bytes"], -1, MAX_BYTES)
+    _check_range("rows", columns["rows"], -1, MAX_COUNT)
+    _check_sum("duration_ns", columns["duration_ns"], MAX_DURATION_SUM_NS)
+    _check_sum("rows", columns["rows"], MAX_BYTES)
+    _check_sum("bytes", columns["bytes"], 2**62)
+    _check_unique(columns)
+    start = columns["start_offset_ns"]
+    if num_rows > 1 and bool(np.any(start[1:] < start[:-1])):
+        # Local work is "what lies before this exchange", so the order carries meaning.
+        order = np.argsort(start, kind="stable")
+        columns = {name: column[order] for name, column in columns.items()}
+    return PhaseColumns(**columns)
+
+
+def decode_experts(block: bytes) -> tuple[ExpertCounts, ...]:
+    """Counts per logical expert, one entry per (layer, kind), summed where a writer split one.
+
+    Raises:
+        ColumnsError: the block does not decode, or holds a value out of range.
+    """
+    columns, rows = _ragged(EXPERTS, block)
+    _check_codes("count_kind", columns["count_kind"], len(COUNT_KIND_BY_CODE))
+    entries: dict[tuple[int, int], IntArray] = {}
+    for layer, kind, counts in zip(
+        columns["layer"].tolist(), columns["count_kind"].tolist(), rows, strict=True
+    ):
+        place = f"counts of layer {layer}, kind {COUNT_KIND_BY_CODE[kind]}"
+        if kind == _INVALID_CODE and len(counts) != 1:
+            raise ColumnsError(f"{place}: one total expected, got {len(counts)} values")
+        _add(entries, (layer, kind), counts, place)
+    return tuple(
+        ExpertCounts(layer=layer, kind=kind, counts=counts) for (layer, kind), counts in entries.items()
+    )
+
+
+def decode_traffic(block: bytes, *, ep_size: int) -> tuple[TrafficRow, ...]:
+    """Rows per destination, one entry per (layer, phase), summed where a writer split one.
+
+    Raises:
+        ColumnsError: the block does not decode, or a row does not have `ep_size` values.
+    """
+    columns, rows = _ragged(TRAFFIC, block)
+    _check_codes("phase", columns["phase"], len(PHASE_BY_CODE))
+    entries: dict[tuple[int, int], IntArray] = {}
+    row_bytes_of: dict[tuple[int, int], int] = {}
+    for layer, phase, row_bytes, sent in zip(
+        columns["layer"].tolist(),
+        columns["phase"].tolist(),
+        columns["row_bytes"].tolist(),
+        rows,
+        strict=True,
+    ):
+        place = f"traffic of layer {layer}, phase {PHASE_BY_CODE[phase]}"
+        if phase not in _EXCHANGES:
+            raise ColumnsError(f"{place}: phase dispatch or combine expected")
+        if len(sent) != ep_size:
+            raise ColumnsError(
+                f"{place}: one value per expert-parallel rank ({ep_size}) expected, got {len(sent)}"
+            )
+        if row_bytes_of.setdefault((layer, phase), row_bytes) != row_bytes:
+            raise ColumnsError(f"{place}: given twice with different row_bytes")
+        _add(entries, (layer, phase), sent, place)
+    for (layer, phase), total in entries.items():
+        if int(total.max()) * row_bytes_of[(layer, phase)] > MAX_BYTES:
+            raise ColumnsError(f"traffic of layer {layer}: rows x row_bytes is above {MAX_BYTES}")
+    return tuple(
+        TrafficRow(layer=layer, phase=phase, row_bytes=row_bytes_of[(layer, phase)], rows=sent)
+        for (layer, phase), sent in entries.items()
+    )
+
+
+def _num_rows(layout: Layout, block: bytes, limit: int) -> int:
+    num_rows = read_header(layout, block)
+    if num_rows > limit:
+        raise ColumnsError(f"block kind {layout.kind}: {num_rows} rows, at most {limit} are taken")
+    return num_rows
+
+
+def _columns(layout: Layout, block: bytes, num_rows: int) -> dict[str, IntArray]:
+    columns: dict[str, IntArray] = {}
+    offset = HEADER.size
+    for spec in layout.columns:
+        raw: np.ndarray[Any, Any] = np.frombuffer(
+            block, dtype=_DTYPES[spec.typecode], count=num_rows, offset=offset
+        )
+        columns[spec.name] = raw.astype(np.int64)
+        offset += num_rows * spec.width
+    return columns
+
+
+def _ragged(layout: Layout, block: bytes) -> tuple[dict[str, IntArray], list[IntArray]]:
+    num_rows = _num_rows(layout, block, MAX_RAGGED_ROWS)
+    columns = _columns(layout, block, num_rows)
+    _check_range("layer", columns["layer"], STEP_LEVEL, 2**15 - 1)
+    lengths = columns["length"].tolist()
+    if any(length < 1 for length in lengths):
+        raise ColumnsError(f"block kind {layout.kind}: a row without values; leave the row out")
+    offset = HEADER.size + num_rows * sum(column.width for column in layout.columns)
+    total = sum(lengths)
+    if len(block) - offset != total * 8:
+        raise ColumnsError(
+            f"block kind {layout.kind}: {total} values of 8 bytes expected after the rows, "
+            f"got {len(block) - offset} bytes"
+        )
+    values: IntArray = np.frombuffer(block, dtype="<i8", count=total, offset=offset).astype(np.int64)
+    _check_range("values", values, 0, MAX_COUNT)
+    rows: list[IntArray] = []
+    start = 0
+    for length in lengths:
+        row = values[start : start + length]
+        _check_sum("values", row, MAX_COUNT)
+        rows.append(row)
+        start += length
+    return columns, rows
+
+
+def _add(entries: dict[tuple[int, int], IntArray], key: tuple[int, int], row: IntArray, place: str) -> None:
+    before = entries.get(key)
+    if before is None:
+        entries[key] = row
+        return
+    if len(before) != len(row):
+        raise ColumnsError(f"{place}: given twice with {len(before)} and {len(row)} values")
+    total = before + row
+    _check_sum(place, total, MAX_COUNT)
+    entries[key] = total
+
+
+def _check_range(name: str, column: IntArray, low: int, high: int) -> None:
+    if len(column) and (int(column.min()) < low or int(column.max()) > high):
+        bad = int(column[(column < low) | (column > high)][0])
+        raise ColumnsError(f"column {name}: {bad} is outside {low} to {high}")
+
+
+def _check_codes(name: str, column: IntArray, num_codes: int) -> None:
+    # Codes of a closed set are numbered from 0 without gaps (a test holds that).
+    if len(column) and int(column.max()) >= num_codes:
+        raise ColumnsError(f"column {name}: unknown code {int(column.max())}, 0 to {num_codes - 1} are known")
+
+
+def _check_sum(name: str, column: IntArray, high: int) -> None:
+    # float64 on purpose: an int64 sum could wrap around and pass.
+    if len(column) and float(np.sum(column, dtype=np.float64)) > high:
+        raise ColumnsError(f"column {name}: values add up to more than {high}")
+
+
+def _check_unique(columns: dict[str, IntArray]) -> None:
+    """Two rows of one identity would replace each other in the store: 58 bits of key per row."""
+    key = columns["layer"] - STEP_LEVEL
+    for name, bits in (("phase", 8), ("direction", 1), ("microbatch", 16), ("ordinal", 16)):
+        key = (key << bits) | columns[name]
+    key = (key << 1) | (columns["flags"] & int(RowFlag.BARRIER))
+    unique, counts = np.unique(key, return_counts=True)
+    if len(unique) != len(key):
+        twice = int(np.flatnonzero(key == unique[counts > 1][0])[1])
+        raise ColumnsError(
+            f"row {twice}: layer {int(columns['layer'][twice])}, phase "
+            f"{PHASE_BY_CODE[int(columns['phase'][twice])]}, ordinal {int(columns['ordinal'][twice])} "
+            "occurs twice; count the ordinal up"
+        )

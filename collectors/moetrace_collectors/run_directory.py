@@ -1,0 +1,151 @@
+"""A run directory: what lies in it, who owns its store, and where the newest one is.
+
+::
+
+    moetrace-runs/<name>/
+        store/               embedded ClickHouse data
+        collector.json       while a collector owns the store: its pid and HTTP address
+        dead_letter.jsonl    what could not be decoded
+        report.html          the last report
+
+The embedded engine gives a path to one process at a time. While a collector lives, everyone else
+reads through its HTTP address; `collector.json` is how they find it. This module only finds and
+names; opening a store is `store`, reading rows for people is `views.store_rows`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from moetrace_collectors.errors import UsageError
+from moetrace_collectors.store import embedded_dsn
+
+RUNS_DIRECTORY = Path("moetrace-runs")
+"""Where commands put and look for run directories, relative to the working directory."""
+STORE_NAME = "store"
+OWNER_NAME = "collector.json"
+DEAD_LETTER_NAME = "dead_letter.jsonl"
+REPORT_NAME = "report.html"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOwner:
+    """The collector that has the store open."""
+
+    pid: int
+    http_address: str
+    """Base address of its HTTP endpoints, as in http://127.0.0.1:4318."""
+
+    def is_alive(self) -> bool:
+        """Whether a process with this id exists (on this machine)."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDirectory:
+    """One run directory by its path; the files need not exist."""
+
+    path: Path
+
+    @property
+    def store_path(self) -> Path:
+        """Folder of the embedded store."""
+        return self.path / STORE_NAME
+
+    @property
+    def owner_path(self) -> Path:
+        """File that names the collector which owns the store."""
+        return self.path / OWNER_NAME
+
+    @property
+    def dead_letter_path(self) -> Path:
+        """File of what could not be decoded."""
+        return self.path / DEAD_LETTER_NAME
+
+    @property
+    def report_path(self) -> Path:
+        """Where the report goes unless told otherwise."""
+        return self.path / REPORT_NAME
+
+    @property
+    def dsn(self) -> str:
+        """Address of the embedded store for clickhouse-connect."""
+        return embedded_dsn(self.store_path)
+
+    def write_owner(self, owner: StoreOwner) -> None:
+        """Say who owns the store; replaces the file in one step, so that no reader sees half of it."""
+        temporary = self.owner_path.with_suffix(".json.new")
+        temporary.write_text(json.dumps({"pid": owner.pid, "http_address": owner.http_address}) + "\n")
+        temporary.replace(self.owner_path)
+
+    def clear_owner(self) -> None:
+        """Take the ownership note away; no error where there is none."""
+        self.owner_path.unlink(missing_ok=True)
+
+    def live_owner(self) -> StoreOwner | None:
+        """The collector that owns the store now; None where there is none, or it has died.
+
+        Raises:
+            UsageError: the file is there and cannot be read as one.
+        """
+        try:
+            text = self.owner_path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise UsageError(f"cannot read {self.owner_path}: {error.strerror}") from error
+        try:
+            fields = json.loads(text)
+            owner = StoreOwner(pid=int(fields["pid"]), http_address=str(fields["http_address"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{self.owner_path} is not a collector's note (pid and http_address expected): "
+                "delete it if no collector runs on this directory"
+            ) from error
+        return owner if owner.is_alive() else None
+
+
+def open_run_directory(path: Path) -> RunDirectory:
+    """The run directory at `path`.
+
+    Raises:
+        UsageError: no such directory, or it holds no store.
+    """
+    directory = RunDirectory(path=path)
+    if not path.is_dir():
+        raise UsageError(
+            f"{path} is not a directory: give a run directory with --dir, as written by moetrace demo"
+        )
+    if not directory.store_path.is_dir():
+        raise UsageError(f"{path} holds no {STORE_NAME}/: give a run directory with --dir")
+    return directory
+
+
+def newest_run_directory(parent: Path = RUNS_DIRECTORY) -> RunDirectory:
+    """The run directory under `parent` whose store was created last.
+
+    Raises:
+        UsageError: there is none.
+    """
+    candidates = [path for path in sorted(parent.glob("*")) if (path / STORE_NAME).is_dir()]
+    if not candidates:
+        raise UsageError(
+            f"no run directory under {parent}/: run moetrace demo first, or give one with --dir, "
+            "a store with --dsn, or a running collector with --url"
+        )
+    return RunDirectory(path=max(candidates, key=lambda path: _created(path / STORE_NAME)))
+
+
+def _created(store: Path) -> float:
+    # Every opening, a reader's too, changes the time of the folder itself; its oldest entry dates
+    # from the day the store was made.
+    return min((entry.stat().st_mtime for entry in store.iterdir()), default=store.stat().st_mtime)

@@ -1,0 +1,1 @@
+"""Where joined steps go: one module per destination, all behind `base.Sink`."""

@@ -1,0 +1,104 @@
+"""What a sink takes, and how a failed write is tried again.
+
+A sink buffers what it is given and writes when told to. It belongs to the worker thread: while a write
+is being retried nothing new is joined, the queue before the worker fills, and senders are told to come
+back. That is the only back-pressure there is, and it needs no further queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from moetrace_collectors.errors import SinkError
+from moetrace_collectors.events import CollectorEvent
+from moetrace_collectors.model import JoinedStep, LayerLoad, RankStep, StepVerdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """A joined step and what was found out about it."""
+
+    joined: JoinedStep
+    verdict: StepVerdict
+    loads: tuple[LayerLoad, ...]
+
+
+class Sink(Protocol):
+    """One destination."""
+
+    name: str
+    """Label of moetrace_collector_sink_errors_total."""
+
+    @property
+    def num_waiting_steps(self) -> int:
+        """Joined steps taken and not yet written."""
+
+    def take_step(self, result: StepResult) -> None:
+        """A step has closed."""
+
+    def take_late(self, rank_step: RankStep) -> None:
+        """A rank step came after its step had closed; its rows are still wanted."""
+
+    def take_event(self, event: CollectorEvent) -> None:
+        """Something could not be joined or stored as it came."""
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether enough is buffered, or it has waited long enough, at this monotonic time."""
+
+    def flush(self) -> None:
+        """Write everything buffered; what was written before an error is not written again.
+
+        Raises:
+            SinkError: a write failed; what is left stays buffered, unless the error is final.
+        """
+
+    def close(self) -> None:
+        """Give the destination back; nothing is written any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How long to wait between attempts."""
+
+    first_s: float = 0.2
+    factor: float = 2.0
+    longest_s: float = 10.0
+
+    def delays(self) -> Iterator[float]:
+        """Seconds before each next attempt, without end."""
+        delay = self.first_s
+        while True:
+            yield delay
+            delay = min(delay * self.factor, self.longest_s)
+
+
+def flush_with_retry(
+    sink: Sink,
+    *,
+    policy: RetryPolicy,
+    on_error: Callable[[Sink, SinkError], None],
+    wait: Callable[[float], bool],
+) -> bool:
+    """Flush until it works.
+
+    Args:
+        sink: what to flush.
+        policy: delays between attempts.
+        on_error: told of every failed attempt.
+        wait: sleeps for so many seconds; False says to give up.
+
+    Returns:
+        Whether everything was written or finally refused; False where `wait` gave up first.
+    """
+    for delay in policy.delays():
+        try:
+            sink.flush()
+        except SinkError as error:
+            on_error(sink, error)
+            if error.retryable and not wait(delay):
+                return False
+            continue
+        return True
+    raise AssertionError("delays() does not end")

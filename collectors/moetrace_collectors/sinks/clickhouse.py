@@ -1,0 +1,156 @@
+"""Rows into ClickHouse: buffered, columnar, table by table. The embedded engine and a server alike.
+
+A flush turns the buffer into rows once and keeps them until each table has taken its own, so that an
+error in the middle neither loses nor repeats a table. Repeats across flushes (a sender's retry) carry
+the same keys and replace each other in the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from moetrace_collectors.errors import SinkError
+from moetrace_collectors.events import CollectorEvent
+from moetrace_collectors.joiner import size_bytes
+from moetrace_collectors.model import RankStep
+from moetrace_collectors.sinks.base import StepResult
+from moetrace_collectors.sinks.clickhouse_rows import TableRows, event_rows, rank_step_rows, verdict_rows
+from moetrace_collectors.store import first_line
+
+RETRYABLE_CODES = frozenset({159, 202, 209, 210, 241, 242, 243, 252, 319, 425, 999})
+"""ClickHouse errors that pass: timeout, too many queries, network, memory, read-only replica, disk space,
+too many parts, unknown status of insert, system error, Keeper."""
+MAX_BUFFERED_EVENTS = 10_000
+
+
+class ClickHouseSink:
+    """Buffers until a batch is full or old enough, then inserts."""
+
+    name = "clickhouse"
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        database: str,
+        batch_bytes: int,
+        batch_interval_ns: int,
+        clock_ns: Callable[[], int],
+        on_stored: Callable[[str, int], None],
+        on_lost: Callable[[str, int], None],
+    ) -> None:
+        """Take a client of a migrated store.
+
+        Args:
+            client: clickhouse-connect client; closed by `close`.
+            database: holds the tables.
+            batch_bytes: size of the buffered rank steps that makes a flush due.
+            batch_interval_ns: age of the oldest buffered record that makes a flush due.
+            clock_ns: monotonic clock.
+            on_stored: told (table, rows) after each insert.
+            on_lost: told (table, rows) of rows that the store refuses for good, and of events that
+                were dropped because the store has been away.
+        """
+        from clickhouse_connect.driver.exceptions import ClickHouseError
+
+        self._error: type[Exception] = ClickHouseError
+        self._client = client
+        self._database = database
+        self._batch_bytes = batch_bytes
+        self._batch_interval_ns = batch_interval_ns
+        self._clock_ns = clock_ns
+        self._on_stored = on_stored
+        self._on_lost = on_lost
+        self._results: list[StepResult] = []
+        self._late: list[RankStep] = []
+        self._events: list[CollectorEvent] = []
+        self._buffered_bytes = 0
+        self._oldest_ns: int | None = None
+        self._unwritten: list[TableRows] = []
+        self._num_unwritten_steps = 0
+
+    @property
+    def num_waiting_steps(self) -> int:
+        """See Sink."""
+        return len(self._results) + self._num_unwritten_steps
+
+    def take_step(self, result: StepResult) -> None:
+        """See Sink."""
+        self._results.append(result)
+        self._buffered_bytes += sum(size_bytes(rank_step) for rank_step in result.joined.rank_steps)
+        self._touch()
+
+    def take_late(self, rank_step: RankStep) -> None:
+        """See Sink."""
+        self._late.append(rank_step)
+        self._buffered_bytes += size_bytes(rank_step)
+        self._touch()
+
+    def take_event(self, event: CollectorEvent) -> None:
+        """See Sink."""
+        if len(self._events) >= MAX_BUFFERED_EVENTS:
+            self._on_lost("collector_events", 1)
+            return
+        self._events.append(event)
+        self._touch()
+
+    def is_due(self, now_ns: int) -> bool:
+        """See Sink."""
+        if self._unwritten or self._buffered_bytes >= self._batch_bytes:
+            return True
+        return self._oldest_ns is not None and now_ns - self._oldest_ns >= self._batch_interval_ns
+
+    def flush(self) -> None:
+        """See Sink."""
+        if not self._unwritten:
+            self._render()
+        while self._unwritten:
+            self._insert(self._unwritten[0])
+            self._unwritten.pop(0)
+        self._num_unwritten_steps = 0
+
+    def close(self) -> None:
+        """See Sink."""
+        self._client.close()
+
+    def _touch(self) -> None:
+        if self._oldest_ns is None:
+            self._oldest_ns = self._clock_ns()
+
+    def _render(self) -> None:
+        joined = [step for result in self._results for step in result.joined.rank_steps]
+        tables = (
+            *rank_step_rows(joined, late=False),
+            *rank_step_rows(self._late, late=True),
+            *verdict_rows(self._results),
+            event_rows(self._events),
+        )
+        self._unwritten = [rows for rows in tables if len(rows)]
+        self._num_unwritten_steps = len(self._results)
+        self._results, self._late, self._events = [], [], []
+        self._buffered_bytes = 0
+        self._oldest_ns = None
+
+    def _insert(self, rows: TableRows) -> None:
+        try:
+            self._client.insert(
+                rows.table,
+                list(rows.columns),
+                column_names=list(rows.names),
+                database=self._database,
+                column_oriented=True,
+                # A rank with a wrong date must not make the whole batch fail.
+                settings={"max_partitions_per_insert_block": 0},
+            )
+        except (self._error, OSError, ValueError, TypeError, OverflowError) as error:
+            code = getattr(error, "code", None)
+            retryable = isinstance(error, OSError) or code is None or code in RETRYABLE_CODES
+            if isinstance(error, (ValueError, TypeError, OverflowError)) and not isinstance(error, OSError):
+                retryable = False
+            if not retryable:
+                # The same rows would be refused for ever and hold up everything behind them.
+                self._unwritten.pop(0)
+                self._on_lost(rows.table, len(rows))
+            raise SinkError(f"{rows.table}: {first_line(error)}", retryable=retryable) from error
+        self._on_stored(rows.table, len(rows))

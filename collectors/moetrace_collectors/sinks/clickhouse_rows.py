@@ -1,0 +1,282 @@
+"""Records -> columns of the ClickHouse tables. Pure; part of the ClickHouse sink.
+
+Column names are those of the migrations; a test compares them. Times go in as integers: ticks of the
+column's DateTime64 scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moetrace_collectors.events import CollectorEvent
+from moetrace_collectors.model import RankStep
+from moetrace_collectors.sinks.base import StepResult
+from moetrace_schemas import identity
+from moetrace_schemas.columns import RowFlag
+from moetrace_schemas.enums import COUNT_KIND_BY_CODE, DIRECTION_BY_CODE, PHASE_BY_CODE, CountKind
+
+NS_PER_MS = 1_000_000
+_PHASES = {code: phase.value for code, phase in PHASE_BY_CODE.items()}
+_DIRECTIONS = {code: direction.value for code, direction in DIRECTION_BY_CODE.items()}
+_COUNT_KINDS = {code: kind.value for code, kind in COUNT_KIND_BY_CODE.items()}
+_ROUTED = next(code for code, kind in COUNT_KIND_BY_CODE.items() if kind is CountKind.ROUTED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRows:
+    """Rows of one table, column by column."""
+
+    table: str
+    names: tuple[str, ...]
+    columns: tuple[list[Any], ...]
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+
+class _Builder:
+    """Grows the columns of one table."""
+
+    def __init__(self, table: str, *names: str) -> None:
+        self._table = table
+        self._names = names
+        self._columns: tuple[list[Any], ...] = tuple([] for _ in names)
+
+    def add_row(self, *values: Any) -> None:
+        for column, value in zip(self._columns, values, strict=True):
+            column.append(value)
+
+    def add_rows(self, count: int, *values: Any) -> None:
+        """`count` rows; a list is a column of that length, anything else is the same in every row."""
+        for column, value in zip(self._columns, values, strict=True):
+            column.extend(value if isinstance(value, list) else [value] * count)
+
+    def rows(self) -> TableRows:
+        return TableRows(table=self._table, names=self._names, columns=self._columns)
+
+
+def rank_step_rows(rank_steps: Sequence[RankStep], *, late: bool) -> tuple[TableRows, ...]:
+    """Everything that rank steps themselves say: phase_spans, expert_loads, rank_traffic, rank_steps."""
+    return (
+        _phase_spans(rank_steps),
+        _expert_loads(rank_steps),
+        _rank_traffic(rank_steps),
+        _rank_steps(rank_steps, late),
+    )
+
+
+def _phase_spans(rank_steps: Iterable[RankStep]) -> TableRows:
+    builder = _Builder(
+        "phase_spans", "run_id", "step", "layer", "phase", "direction", "microbatch", "ordinal", "rank",
+        "is_barrier", "ep_group", "ep_rank", "forward_mode", "cohort", "stream", "flags", "start_time",
+        "duration_ns", "bytes", "rows",
+    )  # fmt: skip
+    for step in rank_steps:
+        phases = step.phases
+        builder.add_rows(
+            len(phases),
+            step.run_id,
+            step.step,
+            phases.layer.tolist(),
+            [_PHASES[code] for code in phases.phase.tolist()],
+            [_DIRECTIONS[code] for code in phases.direction.tolist()],
+            phases.microbatch.tolist(),
+            phases.ordinal.tolist(),
+            step.rank,
+            (phases.flags & int(RowFlag.BARRIER)).tolist(),
+            step.ep_group,
+            step.ep_rank,
+            step.forward_mode.value,
+            step.cohort,
+            phases.stream.tolist(),
+            phases.flags.tolist(),
+            (phases.start_offset_ns + step.start_unix_ns).tolist(),
+            phases.duration_ns.tolist(),
+            phases.bytes.tolist(),
+            phases.rows.tolist(),
+        )
+    return builder.rows()
+
+
+def _expert_loads(rank_steps: Iterable[RankStep]) -> TableRows:
+    builder = _Builder(
+        "expert_loads", "run_id", "step", "layer", "count_kind", "forward_mode", "cohort", "rank",
+        "microbatch", "expert", "count", "placement_version", "step_time",
+    )  # fmt: skip
+    for step in rank_steps:
+        for entry in step.experts:
+            # Zeros are kept for routed, so that a dead expert shows; the other kinds are sparse.
+            experts = (
+                range(len(entry.counts)) if entry.kind == _ROUTED else entry.counts.nonzero()[0].tolist()
+            )
+            builder.add_rows(
+                len(experts),
+                step.run_id,
+                step.step,
+                entry.layer,
+                _COUNT_KINDS[entry.kind],
+                step.forward_mode.value,
+                step.cohort,
+                step.rank,
+                step.microbatch,
+                list(experts),
+                entry.counts.tolist() if entry.kind == _ROUTED else entry.counts[experts].tolist(),
+                step.placement_version,
+                step.start_unix_ns // NS_PER_MS,
+            )
+    return builder.rows()
+
+
+def _rank_traffic(rank_steps: Iterable[RankStep]) -> TableRows:
+    builder = _Builder(
+        "rank_traffic", "run_id", "step", "layer", "phase", "forward_mode", "source_rank",
+        "destination_ep_rank", "microbatch", "rows", "bytes", "source_host", "step_time",
+    )  # fmt: skip
+    for step in rank_steps:
+        for entry in step.traffic:
+            builder.add_rows(
+                len(entry.rows),
+                step.run_id,
+                step.step,
+                entry.layer,
+                _PHASES[entry.phase],
+                step.forward_mode.value,
+                step.rank,
+                list(range(len(entry.rows))),
+                step.microbatch,
+                entry.rows.tolist(),
+                (entry.rows * entry.row_bytes).tolist(),
+                step.host_name,
+                step.start_unix_ns // NS_PER_MS,
+            )
+    return builder.rows()
+
+
+def _rank_steps(rank_steps: Iterable[RankStep], late: bool) -> TableRows:
+    builder = _Builder(
+        "rank_steps", "run_id", "step", "rank", "microbatch", "trace_id", "world_size", "ep_group", "ep_rank",
+        "ep_size", "forward_mode", "cohort", "model_name", "model_version", "host_name", "clock",
+        "sample_period", "placement_version", "warmup", "late", "start_time", "duration_ns",
+    )  # fmt: skip
+    for step in rank_steps:
+        builder.add_row(
+            step.run_id,
+            step.step,
+            step.rank,
+            step.microbatch,
+            f"{identity.trace_id(step.run_id, step.step):032x}",
+            step.world_size,
+            step.ep_group,
+            step.ep_rank,
+            step.ep_size,
+            step.forward_mode.value,
+            step.cohort,
+            step.model_name,
+            step.model_version,
+            step.host_name,
+            step.clock,
+            step.sample_period,
+            step.placement_version,
+            int(step.warmup),
+            int(late),
+            step.start_unix_ns,
+            step.duration_ns,
+        )
+    return builder.rows()
+
+
+def verdict_rows(results: Sequence[StepResult]) -> tuple[TableRows, ...]:
+    """What was found out about steps: step_verdicts and step_barriers."""
+    return (_step_verdicts(results), _step_barriers(results))
+
+
+def _step_time_ns(result: StepResult) -> int:
+    return min(rank_step.start_unix_ns for rank_step in result.joined.rank_steps)
+
+
+def _step_verdicts(results: Iterable[StepResult]) -> TableRows:
+    builder = _Builder(
+        "step_verdicts", "run_id", "step", "step_time", "forward_mode", "evidence", "reason", "rank", "layer",
+        "phase", "cause", "worth_ns", "share", "runner_up_rank", "runner_up_layer", "runner_up_phase",
+        "runner_up_worth_ns", "step_ns", "extension_ns", "phase_ns", "world_size", "missing_ranks", "closed_by",
+        "warmup",
+    )  # fmt: skip
+    for result in results:
+        joined, verdict = result.joined, result.verdict
+        suspect, runner_up = verdict.suspect, verdict.runner_up
+        builder.add_row(
+            joined.run_id,
+            joined.step,
+            _step_time_ns(result),
+            verdict.forward_mode.value,
+            verdict.evidence.value,
+            verdict.reason,
+            suspect.rank if suspect else None,
+            suspect.layer if suspect else None,
+            suspect.phase.value if suspect else None,
+            verdict.cause.value,
+            suspect.worth_ns if suspect else 0,
+            float(suspect.share) if suspect else 0.0,
+            runner_up.rank if runner_up else None,
+            runner_up.layer if runner_up else None,
+            runner_up.phase.value if runner_up else None,
+            runner_up.worth_ns if runner_up else 0,
+            verdict.step_ns,
+            verdict.extension_ns,
+            {phase.value: duration for phase, duration in verdict.phase_ns.items()},
+            joined.world_size,
+            list(joined.missing_ranks),
+            joined.closed_by.value,
+            int(verdict.warmup),
+        )
+    return builder.rows()
+
+
+def _step_barriers(results: Iterable[StepResult]) -> TableRows:
+    builder = _Builder(
+        "step_barriers", "run_id", "step", "step_time", "ep_group", "barrier", "layer", "phase", "direction",
+        "microbatch", "ordinal", "releaser_rank", "work_phase", "transfer_ns", "max_work_ns", "mean_work_ns",
+        "extension_ns", "wait_sum_ns", "ambiguous",
+    )  # fmt: skip
+    for result in results:
+        step_time_ns = _step_time_ns(result)
+        for barrier in result.verdict.barriers:
+            builder.add_row(
+                result.joined.run_id,
+                result.joined.step,
+                step_time_ns,
+                barrier.ep_group,
+                barrier.index,
+                barrier.layer,
+                barrier.phase.value,
+                barrier.direction.value,
+                barrier.microbatch,
+                barrier.ordinal,
+                barrier.releaser_rank,
+                barrier.work_phase.value,
+                barrier.transfer_ns,
+                barrier.max_work_ns,
+                barrier.mean_work_ns,
+                barrier.extension_ns,
+                barrier.wait_sum_ns,
+                int(barrier.ambiguous),
+            )
+    return builder.rows()
+
+
+def event_rows(events: Sequence[CollectorEvent]) -> TableRows:
+    """collector_events."""
+    builder = _Builder("collector_events", "time", "run_id", "kind", "reason", "step", "rank", "detail")
+    for event in events:
+        builder.add_row(
+            event.time_unix_ms,
+            event.run_id,
+            event.kind.value,
+            event.reason,
+            event.step,
+            event.rank,
+            event.detail,
+        )
+    return builder.rows()

@@ -1,0 +1,97 @@
+"""Where the collector's rows live: a store's address, and opening it. Knows the embedded engine and servers.
+
+`chdb:///absolute/path` is the ClickHouse engine inside this process; `clickhouse://`, `clickhouses://`,
+`http://` and `https://` name a server. Both are driven by the same client and the same SQL.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from moetrace_collectors.errors import UsageError
+
+SERVER_SCHEMES = {"clickhouse": "http", "http": "http", "clickhouses": "https", "https": "https"}
+"""DSN scheme -> interface of clickhouse-connect, which itself looks at the port only."""
+INSTALL = "pip install 'moetrace[collector]'"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAddress:
+    """A store's DSN, taken apart as far as the collector needs."""
+
+    dsn: str
+    interface: str
+    """chdb, http or https."""
+    embedded_path: Path | None
+    """Folder of the embedded engine; None for a server."""
+
+    @property
+    def display(self) -> str:
+        """The DSN without its password, for people and files."""
+        parts = urlsplit(self.dsn)
+        if parts.password is None:
+            return self.dsn
+        user, _, host = parts.netloc.rpartition("@")
+        return parts._replace(netloc=f"{user.partition(':')[0]}:***@{host}").geturl()
+
+
+def parse_store(dsn: str) -> StoreAddress:
+    """Read a DSN.
+
+    Raises:
+        UsageError: not a DSN that the collector knows.
+    """
+    expected = "chdb:///absolute/path, clickhouse://host:8123 or https://host:8443 expected"
+    try:
+        parts = urlsplit(dsn)
+        port_is_fine = parts.port is None or parts.port > 0
+    except ValueError as error:
+        raise UsageError(f"store dsn {dsn!r}: {error}; {expected}") from error
+    if parts.scheme == "chdb":
+        if parts.netloc or not parts.path.startswith("/") or parts.path.strip("/") == "" or parts.query:
+            raise UsageError(f"store dsn {dsn!r}: {expected}")
+        return StoreAddress(dsn=dsn, interface="chdb", embedded_path=Path(parts.path))
+    if parts.scheme not in SERVER_SCHEMES or not parts.hostname or not port_is_fine:
+        raise UsageError(f"store dsn {dsn!r}: {expected}")
+    return StoreAddress(dsn=dsn, interface=SERVER_SCHEMES[parts.scheme], embedded_path=None)
+
+
+def embedded_dsn(path: Path) -> str:
+    """DSN of the embedded engine at `path`."""
+    return f"chdb://{path.resolve()}"
+
+
+def open_client(address: StoreAddress) -> Any:
+    """A clickhouse-connect client of the store; the caller closes it.
+
+    Any, because the driver is optional and imported only here.
+
+    Raises:
+        UsageError: the driver is not installed, or the store cannot be opened.
+    """
+    try:
+        import clickhouse_connect
+        from clickhouse_connect.driver.exceptions import ClickHouseError
+    except ImportError as error:
+        raise UsageError(f"a store needs clickhouse-connect: {INSTALL}") from error
+    try:
+        if address.embedded_path is not None:
+            try:
+                import chdb  # noqa: F401 - the driver's own message does not name our extra
+            except ImportError as error:
+                raise UsageError(f"the embedded store needs chdb: {INSTALL}") from error
+            return clickhouse_connect.get_client(interface="chdb", path=str(address.embedded_path))
+        return clickhouse_connect.get_client(dsn=address.dsn, interface=address.interface)
+    except UsageError:
+        raise
+    except (ClickHouseError, ValueError, OSError) as error:
+        raise UsageError(f"cannot open the store {address.display}: {first_line(error)}") from error
+
+
+def first_line(error: Exception | str, *, limit: int = 300) -> str:
+    """An error's text on one line, for people."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:limit] if lines else "no reason given"

@@ -1,0 +1,95 @@
+"""Who extended the step: extensions summed by (rank, phase) first, the layer only where one holds half.
+
+Third stage of the verdict (pure). A fault in every layer is a fault of the rank and not of a layer, so sums
+over the whole step are compared, and a layer is named only afterwards::
+
+    extension by layer         0    1    2    3     sum
+    (rank 1, expert_gemm)      -    9    1    -      10     layer 1 holds 9 of 10: named
+    (rank 0, permute)          4    4    4    4      16     the suspect; no layer holds 8
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from moetrace_collectors.model import FloatArray, IntArray, Suspect
+from moetrace_collectors.verdict.frontier import GroupFrontier
+from moetrace_collectors.verdict.sequence import NUM_PHASES, TAIL_LAYER
+from moetrace_schemas.enums import PHASE_BY_CODE
+
+LAYER_SHARE = 0.5
+"""Part of a suspect's worth that one layer must hold to be named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """Extensions of one step by rank and phase, over all groups."""
+
+    frontiers: tuple[GroupFrontier, ...]
+    ranks: IntArray
+    """[R], ascending."""
+    worth_ns: IntArray
+    """[R, P]: summed extension of the exchanges that the rank released with that phase."""
+    confirmed_ns: FloatArray
+    """[R, P]: the part of it that waits confirm."""
+    group_of: IntArray
+    """[R]: index into `frontiers`."""
+
+    def suspect(self, index: int, phase: int) -> Suspect:
+        """The record for one cell of `worth_ns`; its share is of its own group's extensions."""
+        frontier = self.frontiers[int(self.group_of[index])]
+        worth = int(self.worth_ns[index, phase])
+        total = int(frontier.extension_ns.sum())
+        return Suspect(
+            rank=int(self.ranks[index]),
+            phase=PHASE_BY_CODE[phase],
+            layer=self._layer(frontier, index, phase),
+            worth_ns=worth,
+            share=worth / total if total else 0.0,
+        )
+
+    def barriers_of(self, index: int, phase: int) -> tuple[GroupFrontier, int, IntArray]:
+        """The group's frontier, the rank's place in it, and the exchanges that this cell sums."""
+        frontier = self.frontiers[int(self.group_of[index])]
+        place = int(np.searchsorted(frontier.sequence.ranks, self.ranks[index]))
+        return frontier, place, np.flatnonzero((frontier.critical == place) & (frontier.work_phase == phase))
+
+    def _layer(self, frontier: GroupFrontier, index: int, phase: int) -> int | None:
+        _, _, barriers = self.barriers_of(index, phase)
+        by_layer: dict[int, int] = {}
+        layers = frontier.sequence.work_layer[barriers, phase].tolist()
+        for layer, extension in zip(layers, frontier.extension_ns[barriers].tolist(), strict=True):
+            by_layer[layer] = by_layer.get(layer, 0) + extension
+        total = sum(by_layer.values())
+        for layer, extension in sorted(by_layer.items(), key=lambda item: (-item[1], item[0])):
+            # A step of one layer has nothing to tell apart, but the layer is still where it happened.
+            return layer if layer != TAIL_LAYER and extension >= LAYER_SHARE * total > 0 else None
+        return None
+
+
+def blame(frontiers: Sequence[GroupFrontier]) -> Blame:
+    """Sum the extensions of every group's exchanges by (rank, phase)."""
+    worth = [_by_rank_and_phase(frontier, frontier.extension_ns.astype(np.float64)) for frontier in frontiers]
+    confirmed = [
+        _by_rank_and_phase(frontier, frontier.extension_ns * frontier.confirmed) for frontier in frontiers
+    ]
+    ranks = np.concatenate([frontier.sequence.ranks for frontier in frontiers])
+    group_of = np.repeat(np.arange(len(frontiers)), [len(frontier.sequence.ranks) for frontier in frontiers])
+    order = np.argsort(ranks, kind="stable")
+    return Blame(
+        frontiers=tuple(frontiers),
+        ranks=ranks[order],
+        worth_ns=np.concatenate(worth)[order].astype(np.int64),
+        confirmed_ns=np.concatenate(confirmed)[order],
+        group_of=group_of[order],
+    )
+
+
+def _by_rank_and_phase(frontier: GroupFrontier, values: FloatArray) -> FloatArray:
+    num_ranks = len(frontier.sequence.ranks)
+    cell = frontier.critical * NUM_PHASES + frontier.work_phase
+    summed: FloatArray = np.bincount(cell, values, num_ranks * NUM_PHASES).reshape(num_ranks, NUM_PHASES)
+    return summed

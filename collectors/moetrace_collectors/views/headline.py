@@ -1,0 +1,131 @@
+"""The words of a summary: a sentence that names the rank or says why none can be named, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from moetrace_collectors.views.findings import Place
+from moetrace_collectors.views.number_format import milliseconds, percent
+from moetrace_schemas.enums import Cause, Evidence
+
+_ADVICE = {
+    Cause.ROUTING: (
+        "More rows than the mean explain the excess of {ranks}. See which experts are hot on the layer x "
+        "expert heat map, by cohort; then weigh replicas of the hot experts, or the router's balance."
+    ),
+    Cause.PLACEMENT: (
+        "More load than the mean lies with {ranks} while experts are even, or hot experts sit together there. "
+        "See the layer x rank heat map; then weigh moving experts."
+    ),
+    Cause.LINK: (
+        "Transfers with {ranks} are slow in themselves. Check link, adapter and congestion counters there, "
+        "and the traffic from rank to rank."
+    ),
+    Cause.DEVICE: (
+        "Rows do not explain the time of {ranks}. Check clocks, power cap, temperature and other processes "
+        "of the device; swap devices to confirm."
+    ),
+    Cause.OUTSIDE: (
+        "The time of {ranks} is lost between MoE layers. Profile attention, data loading and host work there."
+    ),
+    Cause.HOST: (
+        "Launches come late at {ranks}. Look for host work around the exchange: allocation, garbage "
+        "collection, logging, an oversubscribed core."
+    ),
+    Cause.UNKNOWN: (
+        "The evidence does not tell the cause at {ranks}. Record more steps (sample 1/1), with expert "
+        "counts, to tell load from device."
+    ),
+}
+
+
+def write_headline(
+    outstanding: Sequence[Place],
+    places: Sequence[Place],
+    evidence: Mapping[Evidence, int],
+    counted: int,
+) -> str:
+    """One sentence or two.
+
+    Args:
+        outstanding: What stands out, costliest first.
+        places: Every (rank, phase) that was named at all, most steps first.
+        evidence: Counted steps by evidence.
+        counted: Counted steps.
+    """
+    if not counted:
+        return "No step outside warm-up has been joined yet."
+    if not outstanding:
+        return f"No rank stands out: {_evidence_mix(evidence, counted)}.{_hint(places)}"
+    first, *others = outstanding
+    sentence = (
+        f"Rank {first.rank} in {first.phase} ({layer_name(first.layer)}) extended "
+        f"{percent(first.steps_share)} of steps by a median {milliseconds(first.worth_median_ns)}; "
+        f"cause: {_causes(first)}; evidence {_evidence(first)}."
+    )
+    if others:
+        sentence += f" Also {', '.join(_short(other) for other in others)}."
+    return sentence
+
+
+def advise(
+    outstanding: Sequence[Place], evidence: Mapping[Evidence, int], counted: int, partial_steps: int
+) -> tuple[str, ...]:
+    """What would be worth doing next, one or two sentences each."""
+    advice = list(dict.fromkeys(_ADVICE[place.causes[0][0]].format(rank=place.rank) for place in outstanding))
+    if counted and not outstanding:
+        advice.append(
+            "Nothing here is sure enough to act on. If steps feel slow all the same, record more of them and "
+            "see which phases the frontier is made of."
+        )
+    elif evidence[Evidence.CLEAR] * 2 < counted:
+        advice.append("Less than half of the steps are clear: record more of them before acting.")
+    if partial_steps:
+        advice.append("Ranks are missing from some steps: see the accounting before trusting those.")
+    return tuple(advice)
+
+
+def layer_name(layer: int | None) -> str:
+    """A layer for people."""
+    if layer is None:
+        return "no single layer"
+    return f"layer {layer}" if layer >= 0 else "step level"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(str(rank) for rank in ranks[:-1])} and {ranks[-1]}"
+
+
+def _evidence_mix(evidence: Mapping[Evidence, int], counted: int) -> str:
+    words = {
+        Evidence.INSUFFICIENT: "insufficient",
+        Evidence.AMBIGUOUS: "ambiguous",
+        Evidence.CLEAR: "clear, but of different ranks and phases",
+    }
+    parts = [f"{evidence[member]} {word}" for member, word in words.items() if evidence[member]]
+    return f"evidence over {counted} steps is {', '.join(parts)}"
+
+
+def _hint(places: Sequence[Place]) -> str:
+    return f" Named most often: {_short(places[0])}." if places else ""
+
+
+def _short(place: Place) -> str:
+    return (
+        f"rank {place.rank} in {place.phase} ({percent(place.steps_share)} of steps, "
+        f"median {milliseconds(place.worth_median_ns)}, evidence {_evidence(place)})"
+    )
+
+
+def _causes(place: Place) -> str:
+    if len(place.causes) == 1:
+        return str(place.causes[0][0])
+    return ", ".join(f"{cause} in {percent(steps / place.steps)}" for cause, steps in place.causes)
+
+
+def _evidence(place: Place) -> str:
+    if place.clear_steps == place.steps:
+        return "clear"
+    return f"clear in {place.clear_steps} of {place.steps}" if place.clear_steps else "ambiguous"

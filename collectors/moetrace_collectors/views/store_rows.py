@@ -1,0 +1,179 @@
+"""Where rows come from: one narrow seam over the embedded store, a ClickHouse server, or a running collector.
+
+Queries are written with ClickHouse's own placeholders, `{name:Type}`, and values travel beside the
+text, never inside it.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from moetrace_collectors.errors import UsageError
+from moetrace_collectors.run_directory import RunDirectory
+from moetrace_collectors.store import first_line, open_client, parse_store
+
+DATABASE = "moetrace"
+HTTP_TIMEOUT_SECONDS = 60.0
+
+Row = Mapping[str, Any]
+"""One row by column name; only `store_reader` sees it and turns it into records at once."""
+Parameters = Mapping[str, int | str | list[int]]
+"""Values by placeholder name; a list of integers binds to Array(UInt32)."""
+
+
+class Store(Protocol):
+    """What the views need of a store."""
+
+    @property
+    def address(self) -> str:
+        """Where the rows come from, for people: a path, a DSN without its password, or a URL."""
+
+    @property
+    def database(self) -> str:
+        """Database that holds the tables."""
+
+    def rows(self, sql: str, parameters: Parameters) -> list[Row]:
+        """All rows of a SELECT.
+
+        Raises:
+            UsageError: the store cannot be reached or does not answer the query.
+        """
+
+
+class ClientStore:
+    """A store through clickhouse-connect: `chdb:///path`, `clickhouse://host`, `https://host`."""
+
+    def __init__(self, dsn: str, *, database: str = DATABASE) -> None:
+        """Open it.
+
+        Raises:
+            UsageError: not a DSN, not reachable, no store there, or the path is owned by another process.
+        """
+        address = parse_store(dsn)
+        if address.embedded_path is not None and not address.embedded_path.is_dir():
+            # The engine would create an empty store there.
+            raise UsageError(
+                f"no store at {address.embedded_path}: give the store/ folder of a run directory"
+            )
+        self.address = address.display
+        self.database = database
+        try:
+            self._client = open_client(address)
+        except UsageError as error:
+            if "EmbeddedServer" not in str(error):
+                raise
+            raise UsageError(
+                f"{self.address} is open in another process (the embedded engine serves one at a time): "
+                "read through its collector with --url, or stop that process"
+            ) from error
+        from clickhouse_connect.driver.exceptions import ClickHouseError  # open_client said if it is missing
+
+        self._error: type[Exception] = ClickHouseError
+
+    def rows(self, sql: str, parameters: Parameters) -> list[Row]:
+        """See Store."""
+        try:
+            result = self._client.query(sql, parameters={**parameters, "database": self.database})
+        except self._error as error:
+            raise UsageError(_no_answer(self.address, self.database, str(error))) from error
+        return list(result.named_results())
+
+    def close(self) -> None:
+        """Give the embedded path (or the connection) back."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class HttpStore:
+    """A running collector, or any ClickHouse server, through its HTTP interface; needs no driver."""
+
+    def __init__(self, url: str, *, database: str = DATABASE) -> None:
+        """Nothing is sent before the first query.
+
+        Raises:
+            UsageError: not an http or https address.
+        """
+        if not url.startswith(("http://", "https://")):
+            raise UsageError(f"--url {url}: a collector's address expected, as in http://127.0.0.1:4318")
+        self._url = url.rstrip("/") + "/"
+        self.address = parse_store(url).display
+        self.database = database
+
+    def rows(self, sql: str, parameters: Parameters) -> list[Row]:
+        """See Store."""
+        settings = {
+            "default_format": "JSONEachRow",
+            "output_format_json_quote_64bit_integers": "0",
+            "param_database": self.database,
+            **{f"param_{name}": _escape(str(value)) for name, value in parameters.items()},
+        }
+        request = urllib.request.Request(
+            f"{self._url}?{urllib.parse.urlencode(settings)}",
+            data=sql.encode(),
+            headers={"Content-Type": "text/plain; charset=utf-8"},
+            method="POST",
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=HTTP_TIMEOUT_SECONDS) as response:
+                body: bytes = response.read()
+        except urllib.error.HTTPError as error:
+            text = error.read().decode(errors="replace") or f"HTTP {error.code}"
+            raise UsageError(_no_answer(self.address, self.database, text)) from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            raise UsageError(f"no collector answers at {self.address} ({reason}): check --url") from error
+        try:
+            return [json.loads(line) for line in body.splitlines() if line.strip()]
+        except ValueError as error:
+            raise UsageError(f"{self.address} did not answer with JSON rows: check --url") from error
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def store_of_directory(directory: RunDirectory, *, database: str = DATABASE) -> ClientStore | HttpStore:
+    """The store of a run directory: through its collector while one lives, else opened here.
+
+    Raises:
+        UsageError: it cannot be opened.
+    """
+    owner = directory.live_owner()
+    if owner is not None:
+        return HttpStore(owner.http_address, database=database)
+    return ClientStore(directory.dsn, database=database)
+
+
+def _no_answer(address: str, database: str, text: str) -> str:
+    if "UNKNOWN_TABLE" in text or "UNKNOWN_DATABASE" in text:
+        return (
+            f"{address} holds no tables of moetrace in database {database}: nothing has been stored there yet"
+        )
+    return f"{address} did not answer a query: {first_line(text)}"
+
+
+def _escape(value: str) -> str:
+    # ClickHouse reads HTTP parameters as escaped TSV fields.
+    for plain, escaped in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"), ("\0", "\\0")):
+        value = value.replace(plain, escaped)
+    return value

@@ -1,0 +1,139 @@
+"""From verdicts of single steps to findings. Pure.
+
+Warm-up steps are left out. A step counts as named when its verdict has a suspect and the evidence is
+clear or ambiguous; insufficient ones are counted and never named. Findings are per (rank, phase,
+cause); a headline takes a (rank, phase) over all its causes, because one fault may show under two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from moetrace_collectors.model import Suspect
+from moetrace_collectors.views.findings import Finding, Place, Summary
+from moetrace_collectors.views.headline import advise, write_headline
+from moetrace_collectors.views.run_records import StepRow
+from moetrace_schemas.enums import Cause, Evidence, Phase
+
+STANDS_OUT_STEPS_SHARE = 0.1
+"""A (rank, phase) stands out when this share of the counted steps or more names it with clear evidence ..."""
+STANDS_OUT_WORTH_SHARE = 0.2
+"""... and it holds this share or more of all worth that was named with clear evidence."""
+LAYER_SHARE = 0.5
+"""A layer is named where it holds this share of the worth or more (as within one step)."""
+
+Named = Sequence[tuple[StepRow, Suspect]]
+
+
+def summarise(steps: Sequence[StepRow]) -> Summary:
+    """All that the verdicts of a run say together."""
+    counted = [row for row in steps if not row.warmup]
+    named = [
+        (row, row.suspect)
+        for row in counted
+        if row.suspect is not None and row.evidence is not Evidence.INSUFFICIENT
+    ]
+    places = _places(named, len(counted))
+    outstanding = _outstanding(places, len(counted))
+    evidence = Counter(row.evidence for row in counted)
+    partial_steps = sum(bool(row.missing_ranks) for row in counted)
+    durations = sorted(row.step_ns for row in counted)
+    return Summary(
+        headline=write_headline(outstanding, places, evidence, len(counted)),
+        outstanding=outstanding,
+        next_steps=advise(outstanding, evidence, len(counted), partial_steps),
+        counted_steps=len(counted),
+        warmup_steps=len(steps) - len(counted),
+        evidence={member: evidence[member] for member in Evidence},
+        partial_steps=partial_steps,
+        step_median_ns=_median(durations),
+        step_p95_ns=durations[math.ceil(0.95 * len(durations)) - 1] if durations else 0,
+        extension_median_ns=_median(row.extension_ns for row in counted),
+        phase_median_ns={
+            phase: _median(row.phase_ns.get(phase, 0) for row in counted)
+            for phase in Phase
+            if any(row.phase_ns.get(phase) for row in counted)
+        },
+        findings=_findings(named, len(counted)),
+    )
+
+
+def _findings(named: Named, counted: int) -> tuple[Finding, ...]:
+    groups: dict[tuple[int, Phase, Cause], list[tuple[StepRow, Suspect]]] = defaultdict(list)
+    for row, suspect in named:
+        groups[suspect.rank, suspect.phase, row.cause].append((row, suspect))
+    findings = [
+        Finding(
+            rank=rank,
+            phase=phase,
+            cause=cause,
+            layer=_layer(suspect for _, suspect in group),
+            steps=len(group),
+            clear_steps=_clear(group),
+            steps_share=len(group) / counted,
+            worth_total_ns=sum(suspect.worth_ns for _, suspect in group),
+            worth_median_ns=_median(suspect.worth_ns for _, suspect in group),
+            share_median=float(median(suspect.share for _, suspect in group)),
+        )
+        for (rank, phase, cause), group in groups.items()
+    ]
+    return tuple(sorted(findings, key=lambda item: (-item.worth_total_ns, item.rank, item.phase, item.cause)))
+
+
+def _places(named: Named, counted: int) -> tuple[Place, ...]:
+    """Most steps first."""
+    groups: dict[tuple[int, Phase], list[tuple[StepRow, Suspect]]] = defaultdict(list)
+    for row, suspect in named:
+        groups[suspect.rank, suspect.phase].append((row, suspect))
+    places = [
+        Place(
+            rank=rank,
+            phase=phase,
+            layer=_layer(suspect for _, suspect in group),
+            steps=len(group),
+            clear_steps=_clear(group),
+            steps_share=len(group) / counted,
+            worth_median_ns=_median(suspect.worth_ns for _, suspect in group),
+            clear_worth_ns=sum(suspect.worth_ns for row, suspect in group if row.evidence is Evidence.CLEAR),
+            causes=tuple(Counter(row.cause for row, _ in group).most_common()),
+        )
+        for (rank, phase), group in groups.items()
+    ]
+    return tuple(
+        sorted(places, key=lambda place: (-place.steps, -place.clear_worth_ns, place.rank, place.phase))
+    )
+
+
+def _outstanding(places: Sequence[Place], counted: int) -> tuple[Place, ...]:
+    """Costliest first."""
+    all_worth = sum(place.clear_worth_ns for place in places)
+    outstanding = [
+        place
+        for place in places
+        if place.clear_steps
+        and place.clear_steps >= STANDS_OUT_STEPS_SHARE * counted
+        and place.clear_worth_ns >= STANDS_OUT_WORTH_SHARE * all_worth
+    ]
+    return tuple(sorted(outstanding, key=lambda place: -place.clear_worth_ns))
+
+
+def _clear(group: Named) -> int:
+    return sum(row.evidence is Evidence.CLEAR for row, _ in group)
+
+
+def _layer(suspects: Iterable[Suspect]) -> int | None:
+    worth: dict[int | None, int] = defaultdict(int)
+    for suspect in suspects:
+        worth[suspect.layer] += suspect.worth_ns
+    needed = LAYER_SHARE * sum(worth.values())
+    holding = [layer for layer, part in worth.items() if layer is not None and part >= needed > 0]
+    # Two layers can hold exactly half each; then no single one does.
+    return holding[0] if len(holding) == 1 else None
+
+
+def _median(values: Iterable[int]) -> int:
+    listed = list(values)
+    return round(median(listed)) if listed else 0

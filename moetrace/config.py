@@ -1,0 +1,179 @@
+"""Settings of the tracer: defaults, environment, validation. The only module that reads `MOETRACE_*`.
+
+Order: argument of `init` > environment variable > default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from urllib.parse import urlsplit
+
+from moetrace.errors import ConfigError
+from moetrace_schemas.enums import ForwardMode
+from moetrace_schemas.identity import RUN_ID_PATTERN
+
+ENVIRONMENT_PREFIX = "MOETRACE_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What a user may set. Every field is also an environment variable `MOETRACE_<FIELD>`."""
+
+    enabled: bool = True
+    """False: every call is a no-op and nothing is wrapped."""
+    run_id: str = ""
+    """The same on all ranks. Empty: the launcher's id (TORCHELASTIC_RUN_ID, SLURM_JOB_ID) where there is one."""
+    endpoint: str = "http://127.0.0.1:4318"
+    """Base URL of the collector's OTLP/HTTP receiver; empty sends nothing."""
+    headers: str = ""
+    """Extra HTTP headers, `name=value,name=value` (for example a bearer token)."""
+    sample: str = "1/1"
+    """`1/N`: one step in N, by hash of run and step, the same steps on all ranks. `0` samples nothing."""
+    forward_mode: ForwardMode = ForwardMode.TRAIN
+    """Forward mode of steps that do not say one."""
+    model_name: str = ""
+    """Model name; empty: the class name of the instrumented model."""
+    model_version: str = ""
+    """Model version or revision."""
+    cohorts: tuple[str, ...] = ()
+    """Allow-list of traffic cohorts; a step with another cohort is recorded with an empty one."""
+    clock: str = "auto"
+    """`auto` (cuda where the model is on a CUDA device), `host` or `cuda`."""
+    jsonl_dir: str = ""
+    """Directory for one JSONL file per rank; empty writes none."""
+    warmup_steps: int = 0
+    """The first steps of this process are marked as warm-up: kept, but left out of summaries."""
+    buffers: int = 8
+    """Step buffers; a sampled step is dropped (and counted) when all are in use."""
+    max_intervals: int = 4096
+    """Intervals that one step may record; the rest of a step is dropped (and counted)."""
+    queue_steps: int = 256
+    """Steps that may wait for the exporter; the oldest is dropped (and counted) beyond it."""
+    export_timeout_s: float = 5.0
+    """Longest single export call, seconds."""
+    shutdown_timeout_s: float = 5.0
+    """Deadline of the shutdown at interpreter exit, seconds."""
+
+    def __post_init__(self) -> None:
+        if self.run_id and not RUN_ID_PATTERN.fullmatch(self.run_id):
+            raise ConfigError(f"run_id={self.run_id!r}: 1 to 128 characters of A-Z a-z 0-9 . _ : - expected")
+        if self.endpoint:
+            url = urlsplit(self.endpoint)
+            if url.scheme not in ("http", "https") or not url.netloc:
+                raise ConfigError(f"endpoint={self.endpoint!r}: a URL like http://127.0.0.1:4318 expected")
+        if self.clock not in ("auto", "host", "cuda"):
+            raise ConfigError(f"clock={self.clock!r}: one of auto, host, cuda expected")
+        for name, low in (("buffers", 1), ("max_intervals", 16), ("queue_steps", 1), ("warmup_steps", 0)):
+            if getattr(self, name) < low:
+                raise ConfigError(f"{name}={getattr(self, name)}: {low} or more expected")
+        for name in ("export_timeout_s", "shutdown_timeout_s"):
+            if not 0 < getattr(self, name) < 3600:
+                raise ConfigError(f"{name}={getattr(self, name)}: seconds between 0 and 3600 expected")
+        _ = self.sample_period
+        _ = self.header_map
+
+    @property
+    def sample_period(self) -> int:
+        """N of `1/N`; 0 samples nothing.
+
+        Raises:
+            ConfigError: not `0`, `1` or `1/N`.
+        """
+        numerator, _, denominator = self.sample.strip().partition("/")
+        try:
+            if not denominator:
+                period = int(numerator)
+                if period in (0, 1):
+                    return period
+            elif int(numerator) == 1 and int(denominator) >= 1:
+                return int(denominator)
+        except ValueError:
+            pass
+        raise ConfigError(f"sample={self.sample!r}: 1/N with N of 1 or more expected, or 0 for none")
+
+    @property
+    def header_map(self) -> dict[str, str]:
+        """`headers` as a mapping.
+
+        Raises:
+            ConfigError: an entry without `=`.
+        """
+        result = {}
+        for entry in filter(None, (part.strip() for part in self.headers.split(","))):
+            name, separator, value = entry.partition("=")
+            if not separator or not name.strip():
+                raise ConfigError(f"headers={self.headers!r}: name=value,name=value expected")
+            result[name.strip()] = value.strip()
+        return result
+
+    @classmethod
+    def load(cls, arguments: Mapping[str, object], environment: Mapping[str, str] | None = None) -> Config:
+        """Arguments over environment over defaults; arguments that are None are not given.
+
+        Raises:
+            ConfigError: an unknown argument, or a value that does not parse.
+        """
+        environment = os.environ if environment is None else environment
+        known = {field.name: field for field in fields(cls)}
+        for name in arguments:
+            if name not in known:
+                raise ConfigError(f"{name}: no such setting; known: {', '.join(sorted(known))}")
+        values: dict[str, object] = {}
+        for name in known:
+            text = environment.get(ENVIRONMENT_PREFIX + name.upper())
+            if arguments.get(name) is not None:
+                values[name] = _parse_argument(name, arguments[name])
+            elif text is not None:
+                values[name] = _parse_text(ENVIRONMENT_PREFIX + name.upper(), name, text)
+        return cls(**values)  # type: ignore[arg-type]
+
+
+_BOOLEANS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+
+def _parse_argument(name: str, value: object) -> object:
+    if name == "forward_mode":
+        return _parse_text(name, name, str(value))
+    if name == "cohorts":
+        if isinstance(value, str) or not all(isinstance(item, str) for item in value):  # type: ignore[attr-defined]
+            raise ConfigError(f"cohorts={value!r}: a sequence of strings expected")
+        return tuple(value)  # type: ignore[arg-type]
+    if name == "sample" and isinstance(value, int):
+        return str(value)
+    expected = type(getattr(Config(), name))
+    if expected is float and isinstance(value, int):
+        return float(value)
+    if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
+        raise ConfigError(f"{name}={value!r}: {expected.__name__} expected")
+    return value
+
+
+def _parse_text(label: str, name: str, text: str) -> object:
+    default = getattr(Config(), name)
+    try:
+        if isinstance(default, bool):
+            return _BOOLEANS[text.strip().lower()]
+        if isinstance(default, ForwardMode):
+            return ForwardMode(text.strip().lower())
+        if isinstance(default, tuple):
+            return tuple(filter(None, (part.strip() for part in text.split(","))))
+        return type(default)(text)
+    except (ValueError, KeyError):
+        if isinstance(default, ForwardMode):
+            allowed = "one of " + ", ".join(ForwardMode)
+        elif isinstance(default, bool):
+            allowed = "true or false"
+        else:
+            allowed = type(default).__name__
+        raise ConfigError(f"{label}={text!r}: {allowed} expected") from None

@@ -1,0 +1,1 @@
+"""Leaving the process: drain thread and emitters."""

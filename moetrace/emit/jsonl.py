@@ -1,0 +1,83 @@
+"""Writes one JSON line per record to a file per rank, for offline use and examples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from moetrace.context import RankContext
+from moetrace.record.types import StepRecord
+from moetrace.self_metrics import SelfMetrics
+from moetrace_schemas import SCHEMA_VERSION
+
+PHASE_FIELDS = (
+    "layer",
+    "phase",
+    "direction",
+    "microbatch",
+    "ordinal",
+    "stream",
+    "flags",
+    "start_offset_ns",
+    "duration_ns",
+    "bytes",
+    "rows",
+)
+
+
+class JsonlEmitter:
+    """Appends to `<directory>/rank-00003.jsonl`; flushed per record, so a killed process loses none."""
+
+    name = "jsonl"
+
+    def __init__(self, directory: str, context: Callable[[], RankContext], metrics: SelfMetrics) -> None:
+        """Create the directory and the file.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        self._context = context
+        self._metrics = metrics
+        self._file = (Path(directory) / f"rank-{context().rank:05d}.jsonl").open("a", encoding="utf-8")
+
+    def emit(self, record: StepRecord) -> None:
+        """Write one line."""
+        self._file.write(json.dumps(to_json(record, self._context()), separators=(",", ":")) + "\n")
+        self._file.flush()
+        self._metrics.exported[self.name] += 1
+
+    def close(self, deadline_monotonic_s: float) -> bool:
+        """Close the file."""
+        self._file.close()
+        return True
+
+
+def to_json(record: StepRecord, context: RankContext) -> dict[str, Any]:
+    """A record as plain JSON types; phase rows as columns of equal length."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": context.run_id,
+        "step": record.step,
+        "rank": context.rank,
+        "world_size": context.world_size,
+        "ep_rank": context.ep_rank,
+        "ep_size": context.ep_size,
+        "ep_group": context.ep_group,
+        "microbatch": record.microbatch,
+        "forward_mode": record.forward_mode,
+        "cohort": record.cohort,
+        "warmup": record.warmup,
+        "placement_version": record.placement_version,
+        "clock": record.clock,
+        "start_unix_ns": record.start_unix_ns,
+        "duration_ns": record.duration_ns,
+        "phases": {name: [getattr(row, name) for row in record.phases] for name in PHASE_FIELDS},
+        "experts": [{"layer": r.layer, "kind": r.kind, "counts": r.counts} for r in record.experts],
+        "traffic": [
+            {"layer": r.layer, "phase": r.phase, "row_bytes": r.row_bytes, "rows": r.rows}
+            for r in record.traffic
+        ],
+    }

@@ -1,0 +1,208 @@
+"""Sends records as OTLP `moe.step` spans through opentelemetry-sdk's exporter, from a thread of its own.
+
+The queue is bounded and drops its oldest record when full. A batch that the collector does not take
+is kept and tried again with jittered backoff, so a restart of the collector costs nothing; the model
+never waits for any of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
+
+from moetrace.config import Config
+from moetrace.context import RankContext
+from moetrace.emit.wire import span_attributes
+from moetrace.record.types import StepRecord
+from moetrace.self_metrics import SelfMetrics
+from moetrace_schemas import SCHEMA_VERSION, spans
+from moetrace_schemas.enums import DropReason
+from moetrace_schemas.identity import span_id, trace_id
+
+logger = logging.getLogger("moetrace")
+BATCH = 32
+"""Records per request."""
+ATTEMPTS = 8
+"""Tries of one batch before it is dropped: a batch that the collector refuses must not block the rest."""
+FIRST_BACKOFF_S = 0.2
+LONGEST_BACKOFF_S = 5.0
+
+
+class Identity(Protocol):
+    """What a span says about its sender; read at each send, since adapters may refine it."""
+
+    config: Config
+    context: RankContext
+
+    @property
+    def model_name(self) -> str:
+        """Model name."""
+        ...
+
+
+def make_exporter(config: Config) -> SpanExporter:
+    """OTLP over HTTP with gzip to `config.endpoint`."""
+    from opentelemetry.exporter.otlp.proto.http import Compression
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return OTLPSpanExporter(
+        endpoint=config.endpoint.rstrip("/") + "/v1/traces",
+        headers=config.header_map,
+        timeout=config.export_timeout_s,
+        compression=Compression.Gzip,
+    )
+
+
+class OtlpEmitter:
+    """Bounded queue in front of an OTLP span exporter."""
+
+    name = "otlp"
+
+    def __init__(
+        self,
+        identity: Callable[[], Identity],
+        metrics: SelfMetrics,
+        config: Config,
+        exporter: SpanExporter | None = None,
+    ) -> None:
+        self._identity = identity
+        self._metrics = metrics
+        self._config = config
+        self._exporter = exporter or make_exporter(config)
+        self._queue: deque[StepRecord] = deque()
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._deadline = float("inf")
+        self._in_flight = 0
+        self._warned = False
+        # The exporter logs every failed request; one line of ours says it once.
+        logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter").addFilter(_silence)
+        logging.getLogger("opentelemetry.exporter.otlp.common.http").addFilter(_silence)
+        self._thread = threading.Thread(target=self._run, name="moetrace-export", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: StepRecord) -> None:
+        """Queue one record; the oldest gives way when the queue is full."""
+        with self._lock:
+            if len(self._queue) >= self._config.queue_steps:
+                self._queue.popleft()
+                self._metrics.drop(DropReason.EXPORT_QUEUE_FULL)
+            self._queue.append(record)
+            self._metrics.queue_steps = len(self._queue)
+        self._wake.set()
+
+    def close(self, deadline_monotonic_s: float) -> bool:
+        """Send what is queued until the deadline; the rest is dropped and counted."""
+        self._deadline = deadline_monotonic_s
+        self._stopping = True
+        self._wake.set()
+        self._thread.join(max(0.0, deadline_monotonic_s - time.monotonic()))
+        with self._lock:
+            left = len(self._queue) + self._in_flight
+            self._queue.clear()
+            self._in_flight = 0
+        if left:
+            self._metrics.drop(DropReason.SHUTDOWN_DEADLINE, left)
+        # A request that hangs is left to its own timeout in the daemon thread.
+        threading.Thread(target=self._exporter.shutdown, daemon=True).start()
+        return left == 0
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait(timeout=1.0)
+            self._wake.clear()
+            while batch := self._take():
+                self._send(batch)
+            if self._stopping:
+                return
+
+    def _take(self) -> list[StepRecord]:
+        with self._lock:
+            batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
+            self._in_flight = len(batch)
+            self._metrics.queue_steps = len(self._queue)
+            return batch
+
+    def _send(self, batch: list[StepRecord]) -> None:
+        identity = self._identity()
+        readable = [to_span(record, identity) for record in batch]
+        backoff = FIRST_BACKOFF_S
+        for attempt in range(ATTEMPTS):
+            if self._export(readable):
+                self._metrics.exported[self.name] += len(batch)
+                self._in_flight = 0
+                return
+            self._warn_once()
+            if attempt == ATTEMPTS - 1 or time.monotonic() + backoff > self._deadline:
+                break
+            if not self._stopping:
+                self._wake.wait(backoff * random.uniform(0.5, 1.5))
+            else:
+                time.sleep(min(backoff, max(0.0, self._deadline - time.monotonic())))
+            backoff = min(backoff * 2, LONGEST_BACKOFF_S)
+        reason = DropReason.SHUTDOWN_DEADLINE if self._stopping else DropReason.EXPORT_FAILED
+        with self._lock:
+            # `close` may have counted this batch already.
+            lost, self._in_flight = self._in_flight, 0
+        self._metrics.drop(reason, lost)
+
+    def _export(self, batch: Sequence[ReadableSpan]) -> bool:
+        try:
+            return self._exporter.export(batch) is SpanExportResult.SUCCESS
+        except Exception:  # noqa: BLE001 - exporters raise what their transport raises; all of it means "not sent"
+            return False
+
+    def _warn_once(self) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "moetrace: the collector at %s does not take data; trying again in the background, "
+                "the model is not affected, drops are counted",
+                self._config.endpoint,
+            )
+
+
+def _silence(record: logging.LogRecord) -> bool:
+    return False
+
+
+def to_span(record: StepRecord, identity: Identity) -> ReadableSpan:
+    """One record as a finished span with the derived trace and span ids."""
+    context = identity.context
+    trace = trace_id(context.run_id, record.step)
+    return ReadableSpan(
+        name=spans.MOE_STEP,
+        context=SpanContext(
+            trace, span_id(trace, context.rank, record.microbatch), is_remote=False, trace_flags=TraceFlags(1)
+        ),
+        resource=Resource(
+            {
+                "service.name": "moetrace",
+                "host.name": context.host_name,
+                "moetrace.run.id": context.run_id,
+            }
+        ),
+        attributes=span_attributes(
+            record,
+            context,
+            sample_period=identity.config.sample_period,
+            model_name=identity.model_name,
+            model_version=identity.config.model_version,
+        ),
+        kind=SpanKind.INTERNAL,
+        instrumentation_scope=InstrumentationScope("moetrace", schema_url=None, version=str(SCHEMA_VERSION)),
+        start_time=record.start_unix_ns,
+        end_time=record.start_unix_ns + record.duration_ns,
+    )

@@ -1,0 +1,27 @@
+"""What can go wrong before tracing starts. Once `instrument` has returned, nothing of ours is raised.
+
+::
+
+    MoetraceError
+    +-- ConfigError(ValueError)          an argument or environment variable is wrong
+    +-- UnsupportedModelError(ValueError) instrument(..., strict=True) found no MoE layer
+    +-- NotInitializedError(RuntimeError) a call that needs moetrace.init() first
+"""
+
+from __future__ import annotations
+
+
+class MoetraceError(Exception):
+    """Base of this package's errors."""
+
+
+class ConfigError(MoetraceError, ValueError):
+    """A setting is wrong; the message names the setting, its value and what is allowed."""
+
+
+class UnsupportedModelError(MoetraceError, ValueError):
+    """No MoE layer was found; the message says what was looked for."""
+
+
+class NotInitializedError(MoetraceError, RuntimeError):
+    """Called before `moetrace.init()` or after `moetrace.shutdown()`."""

@@ -1,0 +1,1 @@
+"""Events are born: wrappers, counters, coverage."""

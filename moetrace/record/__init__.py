@@ -1,0 +1,1 @@
+"""What is kept of a step, and how intervals become phase rows."""

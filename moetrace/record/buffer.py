@@ -1,0 +1,127 @@
+"""The bounded buffers between the model thread and the drain thread.
+
+A buffer belongs to the model thread from `acquire` until `hand_over`, then to the drain thread until
+it is released; nobody ever waits for the other. When all buffers are in use a sampled step is
+dropped and counted.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from queue import SimpleQueue
+from typing import Any
+
+from moetrace.timing.clock import Clock
+from moetrace_schemas.enums import ForwardMode
+
+WIDTH = 4
+"""Numbers per interval: site, start mark, end mark, flags."""
+
+
+class StepBuffer:
+    """One sampled step while it is being recorded. Allocated once, reused."""
+
+    __slots__ = (
+        "capacity",
+        "cohort",
+        "counter",
+        "end_mark",
+        "forward_mode",
+        "length",
+        "local_rows",
+        "mark",
+        "microbatch",
+        "overflow",
+        "pending",
+        "placement_version",
+        "slots",
+        "start_mark",
+        "start_unix_ns",
+        "step",
+        "track",
+        "traffic",
+        "warmup",
+    )
+
+    def __init__(self, clock: Clock, max_intervals: int) -> None:
+        self.capacity = max_intervals * WIDTH
+        self.slots = array("q", bytes(8 * self.capacity))
+        self.track = clock.track(max_intervals * 2 + 2)
+        self.mark = self.track.mark
+        # A moetrace.instrument.routing.StepCounter; Any keeps torch out of this module.
+        self.counter: Any = None
+        self.traffic: list[tuple[int | None, str, int, list[int]]] = []
+        self.local_rows: list[tuple[int | None, int]] = []
+        self.begin(0)
+
+    def begin(
+        self,
+        step: int,
+        *,
+        microbatch: int = 0,
+        forward_mode: ForwardMode = ForwardMode.TRAIN,
+        cohort: str = "",
+        warmup: bool = False,
+        placement_version: int = 0,
+        start_unix_ns: int = 0,
+    ) -> None:
+        """Start recording a step into this buffer."""
+        self.step = step
+        self.microbatch = microbatch
+        self.forward_mode = forward_mode
+        self.cohort = cohort
+        self.warmup = warmup
+        self.placement_version = placement_version
+        self.start_unix_ns = start_unix_ns
+        self.length = 0
+        self.overflow = 0
+        self.pending = 0
+        self.start_mark = -1
+        self.end_mark = -1
+        self.traffic.clear()
+        self.local_rows.clear()
+
+    def add(self, site: int, start: int, end: int, flags: int = 0) -> None:
+        """Keep one interval. Never raises; beyond the capacity it only counts."""
+        position = self.length
+        if position >= self.capacity:
+            self.overflow += 1
+            return
+        slots = self.slots
+        slots[position] = site
+        slots[position + 1] = start
+        slots[position + 2] = end
+        slots[position + 3] = flags
+        self.length = position + WIDTH
+
+    def intervals(self) -> list[tuple[int, int, int, int]]:
+        """All intervals as (site, start mark, end mark, flags), in order of their end."""
+        slots = self.slots
+        return [(slots[i], slots[i + 1], slots[i + 2], slots[i + 3]) for i in range(0, self.length, WIDTH)]
+
+
+class BufferPool:
+    """A fixed number of buffers, and the queue of those that wait for the drain thread."""
+
+    def __init__(self, clock: Clock, count: int, max_intervals: int) -> None:
+        self.all_buffers = tuple(StepBuffer(clock, max_intervals) for _ in range(count))
+        self._free = deque(self.all_buffers)
+        # SimpleQueue.put never blocks and takes no Python-level lock; the pool bounds its length.
+        self.filled: SimpleQueue[StepBuffer | None] = SimpleQueue()
+
+    def acquire(self) -> StepBuffer | None:
+        """A free buffer, or None when all are in use. Never waits."""
+        try:
+            return self._free.popleft()
+        except IndexError:
+            return None
+
+    def hand_over(self, buffer: StepBuffer) -> None:
+        """Give a finished step to the drain thread."""
+        self.filled.put(buffer)
+
+    def release(self, buffer: StepBuffer) -> None:
+        """Make a drained buffer available again."""
+        buffer.track.reset()
+        self._free.append(buffer)

@@ -1,0 +1,32 @@
+"""moetrace about moetrace: what was sampled, exported, dropped and why. Plain integers, no locks.
+
+Counters are written by one thread each (model, drain or export thread) and read by anyone; a torn
+read is impossible for a Python int, and a count read a moment late does no harm.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from moetrace_schemas.enums import DropReason
+
+
+@dataclass(slots=True)
+class SelfMetrics:
+    """Counters of one tracer."""
+
+    steps_sampled: int = 0
+    steps_not_sampled: int = 0
+    dropped: Counter[DropReason] = field(default_factory=Counter)
+    dropped_intervals: int = 0
+    """Intervals beyond a step's buffer (the step itself is kept and counted under buffer_full)."""
+    exported: Counter[str] = field(default_factory=Counter)
+    """Steps that an emitter delivered, by emitter."""
+    expected_sites: int = 0
+    seen_sites: int = 0
+    queue_steps: int = 0
+
+    def drop(self, reason: DropReason, count: int = 1) -> None:
+        """Count dropped steps."""
+        self.dropped[reason] += count

@@ -1,0 +1,1 @@
+"""How long it took: host clock and device events behind one protocol."""

@@ -1,0 +1,1 @@
+"""Published JSON Schemas of the documents that moetrace writes."""
