@@ -16,7 +16,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from moetrace_collectors.decode_columns import decode_experts, decode_phases, decode_traffic
-from moetrace_collectors.events import Rejection
+from moetrace_collectors.events import MAX_PAYLOAD_BYTES, Rejection
 from moetrace_collectors.model import RankStep
 from moetrace_schemas import SCHEMA_VERSION, attributes, identity, spans
 from moetrace_schemas.columns import ColumnsError
@@ -85,7 +85,7 @@ def decode(request: ExportTraceServiceRequest, *, max_world_size: int) -> Decode
                 try:
                     rank_steps.append(_rank_step(span, values, host_name, max_world_size))
                 except _RejectedError as error:
-                    rejected.append(_rejection(error.reason, str(error), values))
+                    rejected.append(_rejection(error.reason, str(error), span, values))
     return Decoded(rank_steps=tuple(rank_steps), rejected=tuple(rejected), num_foreign_spans=num_foreign)
 
 
@@ -227,7 +227,7 @@ def _invalid(name: str, got: str, expected: str) -> _RejectedError:
     return _RejectedError(RejectReason.INVALID_ATTRIBUTE, f"{name} is {got}: {expected} expected")
 
 
-def _rejection(reason: RejectReason, detail: str, values: Mapping[str, AnyValue]) -> Rejection:
+def _rejection(reason: RejectReason, detail: str, span: Span, values: Mapping[str, AnyValue]) -> Rejection:
     """Name run, step and rank as far as they can be read, so that a person can find the sender."""
     run_id = values[attributes.RUN_ID].string_value if attributes.RUN_ID in values else ""
     return Rejection(
@@ -236,6 +236,7 @@ def _rejection(reason: RejectReason, detail: str, values: Mapping[str, AnyValue]
         run_id=run_id if identity.RUN_ID_PATTERN.fullmatch(run_id) else "",
         step=_readable(values, attributes.STEP_INDEX, MAX_STEP),
         rank=_readable(values, attributes.RANK, 2**32 - 1),
+        payload=span.SerializeToString()[:MAX_PAYLOAD_BYTES],
     )
 
 

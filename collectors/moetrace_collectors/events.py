@@ -7,6 +7,9 @@ from enum import StrEnum
 
 from moetrace_schemas.enums import RejectReason
 
+MAX_PAYLOAD_BYTES = 16_384
+"""Bytes of a rejected message that are kept."""
+
 
 class EventKind(StrEnum):
     """Kind of a collector event; the `kind` column of collector_events."""
@@ -30,6 +33,8 @@ class Rejection:
     """Empty where it cannot be told."""
     step: int | None = None
     rank: int | None = None
+    payload: bytes = b""
+    """What came, cut to MAX_PAYLOAD_BYTES; for the dead letter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -263,10 +263,10 @@ def _skew(run: SimulatedRun, injection: Injection, popularity: FloatArray) -> No
     mine = slice(place * per_rank, (place + 1) * per_rank)
     layers = range(run.num_layers) if injection.layer is None else [injection.layer]
     extra_rows = injection.extension * run.calm_step_ns / len(layers) / run.gemm_ns_per_row
-    # The others' loss of rows lowers the mean by nothing: the total is fixed, so the excess is the extension.
+    # The total is fixed, so what one rank gains over the mean is the extension itself.
     moved = extra_rows / (run.mean_rows * run.group_size)
     for layer in layers:
-        own = popularity[layer, mine]
+        own = popularity[layer, mine].copy()
         rest = 1.0 - own.sum()
         moved_here = min(moved, 0.9 * rest)
         popularity[layer] *= (rest - moved_here) / rest

@@ -146,12 +146,13 @@ def timed_wait(function: Callable[..., Any], recorder: Recorder, site: int) -> C
         buffer = recorder.buffer
         if buffer is None or buffer.pending == 0:
             return function(*args, **kwargs)
+        # Taken before the call: a wait may reach another wrapped wait for the same exchange.
+        buffer.pending -= 1
         mark = buffer.mark
         start = mark()
         try:
             return function(*args, **kwargs)
         finally:
-            buffer.pending -= 1
             buffer.add(site, start, mark())
 
     setattr(wrapper, MARK, function)

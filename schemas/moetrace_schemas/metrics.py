@@ -129,6 +129,14 @@ COLLECTOR_REJECTED_TOTAL = MetricSpec(
     max_series=16,
     side="collector",
 )
+COLLECTOR_THROTTLED_TOTAL = MetricSpec(
+    name="moetrace_collector_throttled_total",
+    kind="counter",
+    help="Requests told to come back because the queue was full; nothing of them was taken.",
+    labels=(),
+    max_series=1,
+    side="collector",
+)
 COLLECTOR_PENDING = MetricSpec(
     name="moetrace_collector_pending",
     kind="gauge",
@@ -165,6 +173,14 @@ COLLECTOR_STORED_ROWS_TOTAL = MetricSpec(
     name="moetrace_collector_stored_rows_total",
     kind="counter",
     help="Rows that the store took.",
+    labels=("table",),
+    max_series=16,
+    side="collector",
+)
+COLLECTOR_LOST_ROWS_TOTAL = MetricSpec(
+    name="moetrace_collector_lost_rows_total",
+    kind="counter",
+    help="Rows given up: refused by the store for good, or left over when the shutdown deadline passed.",
     labels=("table",),
     max_series=16,
     side="collector",
@@ -329,11 +345,13 @@ ALL: tuple[MetricSpec, ...] = (
     COLLECTOR_LATE_TOTAL,
     COLLECTOR_DUPLICATE_TOTAL,
     COLLECTOR_REJECTED_TOTAL,
+    COLLECTOR_THROTTLED_TOTAL,
     COLLECTOR_PENDING,
     COLLECTOR_STEPS_TOTAL,
     COLLECTOR_MISSING_RANKS_TOTAL,
     COLLECTOR_FOREIGN_SPANS_TOTAL,
     COLLECTOR_STORED_ROWS_TOTAL,
+    COLLECTOR_LOST_ROWS_TOTAL,
     COLLECTOR_SINK_ERRORS_TOTAL,
     COLLECTOR_SINK_QUEUE_STEPS,
     COLLECTOR_VERDICT_LATENCY_SECONDS,

@@ -1,1 +1,1 @@
-"""Where rank steps come in: OTLP over HTTP and gRPC, one handler behind both; and the HTTP pages beside them."""
+"""Where rank steps come in: OTLP over HTTP and gRPC behind one handler; and the pages beside them."""

@@ -52,9 +52,14 @@ class ClickHouseSink:
             on_lost: told (table, rows) of rows that the store refuses for good, and of events that
                 were dropped because the store has been away.
         """
-        from clickhouse_connect.driver.exceptions import ClickHouseError
+        from clickhouse_connect.driver import exceptions
 
-        self._error: type[Exception] = ClickHouseError
+        self._error: type[Exception] = exceptions.ClickHouseError
+        self._final_errors = (
+            exceptions.DataError,
+            exceptions.ProgrammingError,
+            exceptions.NotSupportedError,
+        )
         self._client = client
         self._database = database
         self._batch_bytes = batch_bytes
@@ -144,13 +149,19 @@ class ClickHouseSink:
                 settings={"max_partitions_per_insert_block": 0},
             )
         except (self._error, OSError, ValueError, TypeError, OverflowError) as error:
-            code = getattr(error, "code", None)
-            retryable = isinstance(error, OSError) or code is None or code in RETRYABLE_CODES
-            if isinstance(error, (ValueError, TypeError, OverflowError)) and not isinstance(error, OSError):
-                retryable = False
+            retryable = self._is_retryable(error)
             if not retryable:
                 # The same rows would be refused for ever and hold up everything behind them.
                 self._unwritten.pop(0)
                 self._on_lost(rows.table, len(rows))
             raise SinkError(f"{rows.table}: {first_line(error)}", retryable=retryable) from error
         self._on_stored(rows.table, len(rows))
+
+    def _is_retryable(self, error: Exception) -> bool:
+        if isinstance(error, OSError):
+            return True
+        if not isinstance(error, self._error) or isinstance(error, self._final_errors):
+            return False
+        # Without a number the store has not answered at all.
+        code = getattr(error, "code", None)
+        return not code or code in RETRYABLE_CODES

@@ -200,8 +200,8 @@ def _step_verdicts(results: Iterable[StepResult]) -> TableRows:
     builder = _Builder(
         "step_verdicts", "run_id", "step", "step_time", "forward_mode", "evidence", "reason", "rank", "layer",
         "phase", "cause", "worth_ns", "share", "runner_up_rank", "runner_up_layer", "runner_up_phase",
-        "runner_up_worth_ns", "step_ns", "extension_ns", "phase_ns", "world_size", "missing_ranks", "closed_by",
-        "warmup",
+        "runner_up_worth_ns", "step_ns", "extension_ns", "phase_ns", "world_size", "missing_ranks",
+        "closed_by", "warmup",
     )  # fmt: skip
     for result in results:
         joined, verdict = result.joined, result.verdict

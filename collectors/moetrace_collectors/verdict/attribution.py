@@ -35,6 +35,8 @@ class Blame:
     """[R, P]: summed extension of the exchanges that the rank released with that phase."""
     confirmed_ns: FloatArray
     """[R, P]: the part of it that waits confirm."""
+    deviation_ns: FloatArray
+    """[R, P]: work minus the group's mean, summed over exchanges with its sign: noise cancels, faults add up."""
     group_of: IntArray
     """[R]: index into `frontiers`."""
 
@@ -76,6 +78,7 @@ def blame(frontiers: Sequence[GroupFrontier]) -> Blame:
     confirmed = [
         _by_rank_and_phase(frontier, frontier.extension_ns * frontier.confirmed) for frontier in frontiers
     ]
+    deviation = [_deviation(frontier) for frontier in frontiers]
     ranks = np.concatenate([frontier.sequence.ranks for frontier in frontiers])
     group_of = np.repeat(np.arange(len(frontiers)), [len(frontier.sequence.ranks) for frontier in frontiers])
     order = np.argsort(ranks, kind="stable")
@@ -84,6 +87,7 @@ def blame(frontiers: Sequence[GroupFrontier]) -> Blame:
         ranks=ranks[order],
         worth_ns=np.concatenate(worth)[order].astype(np.int64),
         confirmed_ns=np.concatenate(confirmed)[order],
+        deviation_ns=np.concatenate(deviation)[order],
         group_of=group_of[order],
     )
 
@@ -91,5 +95,11 @@ def blame(frontiers: Sequence[GroupFrontier]) -> Blame:
 def _by_rank_and_phase(frontier: GroupFrontier, values: FloatArray) -> FloatArray:
     num_ranks = len(frontier.sequence.ranks)
     cell = frontier.critical * NUM_PHASES + frontier.work_phase
-    summed: FloatArray = np.bincount(cell, values, num_ranks * NUM_PHASES).reshape(num_ranks, NUM_PHASES)
-    return summed
+    summed = np.bincount(cell, values, num_ranks * NUM_PHASES).astype(np.float64)
+    return summed.reshape(num_ranks, NUM_PHASES)
+
+
+def _deviation(frontier: GroupFrontier) -> FloatArray:
+    by_phase = frontier.sequence.work_ns.sum(axis=1)
+    deviation: FloatArray = by_phase - by_phase.mean(axis=0)
+    return deviation

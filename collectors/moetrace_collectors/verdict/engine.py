@@ -57,7 +57,9 @@ class VerdictEngine:
         else:
             graded = grade(blamed, slowest.step_ns, history)
         if not partial and not warmup and slowest.step_ns > 0:
-            history.add(blamed.ranks, blamed.worth_ns / slowest.step_ns)
+            history.add(
+                blamed.ranks, blamed.worth_ns / slowest.step_ns, blamed.deviation_ns / slowest.step_ns
+            )
         return self._verdict(joined, mode, frontiers, blamed, graded, partial, warmup)
 
     def _history(self, joined: JoinedStep, mode: ForwardMode, least: int) -> RunHistory:

@@ -148,7 +148,7 @@ def _rows(members: list[int], columns: Sequence[PhaseColumns], ep_size: int) -> 
     first = columns[members[0]]
     is_exchange = _exchange_rows(first, ep_size)
     num_exchanges = int(is_exchange.sum())
-    segment = np.cumsum(is_exchange) - is_exchange
+    segment: IntArray = np.cumsum(is_exchange) - is_exchange
     keys = np.stack([getattr(first, name)[is_exchange] for name in KEY_COLUMNS], axis=1).astype(np.int64)
 
     durations = np.stack([exposed_durations(columns[index]) for index in members])
@@ -162,7 +162,7 @@ def _rows(members: list[int], columns: Sequence[PhaseColumns], ep_size: int) -> 
 
     is_gemm = first.phase == GEMM_CODE
     rows = np.stack([columns[index].rows[is_gemm] for index in members])
-    gemm_segment = segment[is_gemm]
+    gemm_segment: IntArray = segment[is_gemm]
     gemm_rows = _sum_by_cell(np.maximum(rows, 0), gemm_segment, num_exchanges + 1)
     told = _sum_by_cell((rows >= 0).astype(np.int64), gemm_segment, num_exchanges + 1)
     gemm_rows[told == 0] = UNKNOWN

@@ -1,4 +1,4 @@
-"""The words of a summary: a sentence that names the rank or says why none can be named, and what to do next."""
+"""The words of a summary: a sentence that names the rank, or says why none is named, and what to do next."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _ADVICE = {
         "expert heat map, by cohort; then weigh replicas of the hot experts, or the router's balance."
     ),
     Cause.PLACEMENT: (
-        "More load than the mean lies with {ranks} while experts are even, or hot experts sit together there. "
-        "See the layer x rank heat map; then weigh moving experts."
+        "More load than the mean lies with {ranks} while experts are even, or hot experts sit together "
+        "there. See the layer x rank heat map; then weigh moving experts."
     ),
     Cause.LINK: (
         "Transfers with {ranks} are slow in themselves. Check link, adapter and congestion counters there, "
@@ -72,7 +72,12 @@ def advise(
     outstanding: Sequence[Place], evidence: Mapping[Evidence, int], counted: int, partial_steps: int
 ) -> tuple[str, ...]:
     """What would be worth doing next, one or two sentences each."""
-    advice = list(dict.fromkeys(_ADVICE[place.causes[0][0]].format(rank=place.rank) for place in outstanding))
+    ranks_by_cause: dict[Cause, list[int]] = {}
+    for place in outstanding:
+        ranks = ranks_by_cause.setdefault(place.causes[0][0], [])
+        if place.rank not in ranks:
+            ranks.append(place.rank)
+    advice = [_ADVICE[cause].format(ranks=_ranks(ranks)) for cause, ranks in ranks_by_cause.items()]
     if counted and not outstanding:
         advice.append(
             "Nothing here is sure enough to act on. If steps feel slow all the same, record more of them and "

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median
 
@@ -102,11 +102,18 @@ def lay_out(detail: StepDetail, *, critical_rank: int | None = None) -> Timeline
     return Timeline(
         step=detail.step,
         lanes=tuple(
-            Lane(rank=rank, marks=tuple(_moved(mark, -origin) for mark in sorted(lane, key=_by_start)))
+            Lane(
+                rank=rank,
+                marks=tuple(
+                    replace(mark, start_ns=mark.start_ns - origin) for mark in sorted(lane, key=_by_start)
+                ),
+            )
             for rank, lane in marks.items()
         ),
         hidden_ranks=len(detail.ranks) - len(detail.shown_ranks),
-        critical=tuple(_moved_stretch(stretch, -origin) for stretch in stretches),
+        critical=tuple(
+            replace(item, start_ns=item.start_ns - origin, end_ns=item.end_ns - origin) for item in stretches
+        ),
         end_ns=max((mark.start_ns + mark.duration_ns for mark in every), default=0) - origin,
     )
 
@@ -150,33 +157,6 @@ def _mark(interval: PhaseInterval, kind: MarkKind, start_ns: int, duration_ns: i
         side_stream=interval.stream != 0,
         error=interval.error,
         rows=interval.rows,
-    )
-
-
-def _moved(mark: Mark, by_ns: int) -> Mark:
-    return Mark(
-        kind=mark.kind,
-        phase=mark.phase,
-        layer=mark.layer,
-        direction=mark.direction,
-        microbatch=mark.microbatch,
-        start_ns=mark.start_ns + by_ns,
-        duration_ns=mark.duration_ns,
-        side_stream=mark.side_stream,
-        error=mark.error,
-        rows=mark.rows,
-    )
-
-
-def _moved_stretch(stretch: CriticalStretch, by_ns: int) -> CriticalStretch:
-    return CriticalStretch(
-        rank=stretch.rank,
-        start_ns=stretch.start_ns + by_ns,
-        end_ns=stretch.end_ns + by_ns,
-        layer=stretch.layer,
-        phase=stretch.phase,
-        extension_ns=stretch.extension_ns,
-        certain=stretch.certain,
     )
 
 
@@ -241,7 +221,7 @@ def _critical(
         rank = barrier.releaser_rank
         if rank in bounds:  # a releaser that cannot be told, or without a lane, leaves a gap in the path
             start = bounds[rank][0] if previous is None else ends[rank].get(previous.exchange)
-            end = ends[rank].get(barrier.exchange, bounds[rank][1] if _is_tail(barrier) else None)
+            end = bounds[rank][1] if _is_tail(barrier) else ends[rank].get(barrier.exchange)
             if start is not None and end is not None and end > start:
                 stretches.append(
                     CriticalStretch(

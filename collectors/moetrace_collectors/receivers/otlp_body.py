@@ -1,0 +1,142 @@
+"""Bytes of a request -> export request: gzip, protobuf and OTLP's own JSON, all with limits. Pure.
+
+OTLP/JSON differs from protobuf's JSON in one point that matters here: trace and span ids are hex. The
+rest (64-bit integers as strings, bytes as base64) is as protobuf reads it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from typing import Any
+
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from moetrace_collectors.errors import CollectorError
+from moetrace_schemas.enums import RejectReason
+
+PROTOBUF = "application/x-protobuf"
+JSON = "application/json"
+_GZIP_WINDOW = 31
+_ID_FIELDS = ("traceId", "spanId", "parentSpanId")
+
+
+class BodyError(CollectorError):
+    """A body that holds no export request; `.status` is the HTTP status that says so."""
+
+    def __init__(self, message: str, *, status: int, reason: RejectReason) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+
+def decompress(body: bytes, *, encoding: str, max_bytes: int) -> bytes:
+    """The body without its content encoding, never larger than `max_bytes` in memory.
+
+    Raises:
+        BodyError: an unknown encoding, broken gzip, or too large.
+    """
+    if encoding in ("", "identity"):
+        return body
+    if encoding != "gzip":
+        raise BodyError(
+            f"content encoding {encoding!r}: gzip or none expected",
+            status=415,
+            reason=RejectReason.MALFORMED_REQUEST,
+        )
+    parts: list[bytes] = []
+    size, rest = 0, body
+    while rest:
+        # One gzip stream may hold several members.
+        member = zlib.decompressobj(_GZIP_WINDOW)
+        try:
+            part = member.decompress(rest, max_bytes - size + 1)
+        except zlib.error as error:
+            raise _malformed(f"broken gzip: {error}") from error
+        size += len(part)
+        if size > max_bytes:
+            raise too_large(max_bytes, "after gzip")
+        if not member.eof:
+            raise _malformed("broken gzip: it ends in the middle")
+        parts.append(part)
+        rest = member.unused_data
+    return b"".join(parts)
+
+
+def parse(body: bytes, *, content_type: str) -> ExportTraceServiceRequest:
+    """The export request in a body.
+
+    Raises:
+        BodyError: another content type, or a body that is not what it says.
+    """
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind == PROTOBUF:
+        return parse_protobuf(body)
+    if kind == JSON:
+        return _parse_json(body)
+    raise BodyError(
+        f"content type {kind!r}: {PROTOBUF} or {JSON} expected",
+        status=415,
+        reason=RejectReason.MALFORMED_REQUEST,
+    )
+
+
+def parse_protobuf(body: bytes) -> ExportTraceServiceRequest:
+    """The export request in protobuf bytes.
+
+    Raises:
+        BodyError: not one.
+    """
+    request = ExportTraceServiceRequest()
+    try:
+        request.ParseFromString(body)
+    except DecodeError as error:
+        raise _malformed("not an ExportTraceServiceRequest in protobuf, or cut short") from error
+    return request
+
+
+def too_large(limit: int, where: str) -> BodyError:
+    """The error for a body over a limit of so many bytes."""
+    return BodyError(
+        f"body is larger than {limit} bytes {where}", status=413, reason=RejectReason.BODY_TOO_LARGE
+    )
+
+
+def _parse_json(body: bytes) -> ExportTraceServiceRequest:
+    try:
+        document = json.loads(body)
+        if not isinstance(document, dict):
+            raise _malformed("JSON object with resourceSpans expected")
+        _ids_to_base64(document)
+        return json_format.ParseDict(document, ExportTraceServiceRequest(), ignore_unknown_fields=True)
+    except BodyError:
+        raise
+    except (ValueError, json_format.Error, RecursionError, TypeError, AttributeError) as error:
+        # TypeError and AttributeError: a list or a number where an object belongs.
+        text = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise _malformed(f"not OTLP/JSON: {text}") from error
+
+
+def _ids_to_base64(document: dict[str, Any]) -> None:
+    for resource_spans in document.get("resourceSpans") or ():
+        for scope_spans in resource_spans.get("scopeSpans") or ():
+            for span in scope_spans.get("spans") or ():
+                for holder in (span, *(span.get("links") or ())):
+                    for name in _ID_FIELDS:
+                        if holder.get(name):
+                            holder[name] = base64.b64encode(_unhex(name, holder[name])).decode()
+
+
+def _unhex(name: str, value: object) -> bytes:
+    try:
+        return binascii.unhexlify(str(value))
+    except ValueError as error:
+        raise _malformed(f"{name} {str(value)[:40]!r}: hex expected") from error
+
+
+def _malformed(message: str) -> BodyError:
+    return BodyError(message, status=400, reason=RejectReason.MALFORMED_REQUEST)

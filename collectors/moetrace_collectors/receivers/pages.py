@@ -1,0 +1,119 @@
+"""What people and scrapers ask the collector: health, metrics, and SQL as a ClickHouse server takes it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from moetrace_collectors.read_only_query import Query, QueryError, QueryRunner
+
+MAX_QUERY_BYTES = 2**20
+QUERY_BODY_TIMEOUT_S = 10.0
+_TRAILING_FORMAT = re.compile(r"\bFORMAT\s+(\w+)\s*;?\s*$", re.IGNORECASE)
+_PARAMETER_PREFIX = "param_"
+_TRANSPORT = frozenset(
+    {
+        "query", "default_format", "database", "user", "password", "wait_end_of_query", "buffer_size",
+        "session_id", "session_timeout", "session_check", "query_id", "quota_key", "decompress", "role",
+        "client_protocol_version", "send_progress_in_http_headers", "http_headers_progress_interval_ms",
+        "enable_http_compression", "cancel_http_readonly_queries_on_client_close",
+    }
+)  # fmt: skip
+"""Parameters of ClickHouse's HTTP interface that are no settings. Those not read below (user, session, ...)
+are drivers' defaults that change nothing here: the endpoint is one reader without a session."""
+
+
+class Pages:
+    """GET /healthz, /metrics and /ping; GET and POST / for SQL."""
+
+    def __init__(self, *, registry: CollectorRegistry, queries: QueryRunner) -> None:
+        self._registry = registry
+        self._queries = queries
+
+    def routes(self) -> list[Route]:
+        """The routes to mount."""
+        return [
+            Route("/healthz", self._health, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
+            Route("/ping", self._ping, methods=["GET"]),
+            Route("/", self._query, methods=["GET", "POST"]),
+        ]
+
+    async def _health(self, request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def _ping(self, request: Request) -> Response:
+        return PlainTextResponse("Ok.\n")
+
+    async def _metrics(self, request: Request) -> Response:
+        text = await run_in_threadpool(generate_latest, self._registry)
+        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _query(self, request: Request) -> Response:
+        try:
+            async with asyncio.timeout(QUERY_BODY_TIMEOUT_S):
+                body = await _read_body(request)
+            sql = "\n".join(part for part in (request.query_params.get("query", ""), body) if part)
+            if not sql and request.method == "GET":
+                # What a ClickHouse server says to a bare GET.
+                return PlainTextResponse("Ok.\n")
+            query = _query(request, sql)
+            result = await run_in_threadpool(self._queries.run, query)
+        except QueryError as error:
+            headers = {"X-ClickHouse-Exception-Code": str(error.code)} if error.code else {}
+            if error.status == 503:
+                headers["Retry-After"] = "1"
+            return PlainTextResponse(f"{error}\n", error.status, headers=headers)
+        except TimeoutError:
+            return PlainTextResponse("query not received in time\n", 408)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        return Response(
+            result,
+            headers={
+                "Content-Type": "text/plain; charset=utf-8",
+                "X-ClickHouse-Format": query.format,
+                "X-ClickHouse-Summary": "{}",
+            },
+        )
+
+
+async def _read_body(request: Request) -> str:
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_QUERY_BYTES:
+            raise QueryError(f"query is larger than {MAX_QUERY_BYTES} bytes", status=413)
+        parts.append(part)
+    try:
+        return b"".join(parts).decode()
+    except UnicodeDecodeError as error:
+        raise QueryError("query is not UTF-8", status=400) from error
+
+
+def _query(request: Request, sql: str) -> Query:
+    parameters: dict[str, str] = {}
+    settings: dict[str, str] = {}
+    for name, value in request.query_params.items():
+        if name.startswith(_PARAMETER_PREFIX):
+            parameters[name.removeprefix(_PARAMETER_PREFIX)] = value
+        elif name == "compress":
+            if value not in ("", "0"):
+                raise QueryError("compress=1: ClickHouse's block compression is not spoken here", status=400)
+        elif name not in _TRANSPORT:
+            settings[name] = value
+    named = _TRAILING_FORMAT.search(sql)
+    return Query(
+        sql=sql,
+        format=named[1] if named else request.query_params.get("default_format", "TabSeparated"),
+        database=request.query_params.get("database", ""),
+        parameters=parameters,
+        settings=settings,
+    )

@@ -1,0 +1,88 @@
+"""The collector about itself: ledger of rank steps, what closed, what sinks did, how long a verdict took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from moetrace_collectors.intake import LedgerSnapshot
+from moetrace_collectors.model import JoinedStep
+from moetrace_collectors.series import SeriesBook
+from moetrace_schemas import metrics
+from moetrace_schemas.enums import RejectReason
+from moetrace_schemas.metrics import MetricSpec
+
+
+class SelfMetrics:
+    """Counters that the pipeline's stages feed; safe from any thread."""
+
+    def __init__(self, book: SeriesBook) -> None:
+        """Make the collector's own series in `book`."""
+        self.foreign_spans = book.counter(metrics.COLLECTOR_FOREIGN_SPANS_TOTAL)
+        self.throttled = book.counter(metrics.COLLECTOR_THROTTLED_TOTAL)
+        self.missing_ranks = book.counter(metrics.COLLECTOR_MISSING_RANKS_TOTAL)
+        self.sink_queue_steps = book.gauge(metrics.COLLECTOR_SINK_QUEUE_STEPS)
+        self.verdict_latency = book.histogram(metrics.COLLECTOR_VERDICT_LATENCY_SECONDS)
+        self._steps = book.counter(metrics.COLLECTOR_STEPS_TOTAL)
+        self._stored_rows = book.counter(metrics.COLLECTOR_STORED_ROWS_TOTAL)
+        self._lost_rows = book.counter(metrics.COLLECTOR_LOST_ROWS_TOTAL)
+        self._sink_errors = book.counter(metrics.COLLECTOR_SINK_ERRORS_TOTAL)
+
+    def step_closed(self, joined: JoinedStep) -> None:
+        """A step left the window."""
+        self._steps.add(labels=(joined.closed_by.value,))
+        self.missing_ranks.add(len(joined.missing_ranks))
+
+    def rows_stored(self, table: str, num_rows: int) -> None:
+        """The store took rows."""
+        self._stored_rows.add(num_rows, (table,))
+
+    def rows_lost(self, table: str, num_rows: int) -> None:
+        """Rows were given up."""
+        self._lost_rows.add(num_rows, (table,))
+
+    def sink_failed(self, sink: str) -> None:
+        """A write failed."""
+        self._sink_errors.add(labels=(sink,))
+
+
+class LedgerMetrics:
+    """The ledger as metrics, all of one snapshot, so that a scrape always adds up."""
+
+    def __init__(self, snapshot: Callable[[], LedgerSnapshot]) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Sequence[Metric]:
+        """See prometheus_client's Collector."""
+        ledger = self._snapshot()
+        rejected = CounterMetricFamily(
+            metrics.COLLECTOR_REJECTED_TOTAL.name,
+            metrics.COLLECTOR_REJECTED_TOTAL.help,
+            labels=metrics.COLLECTOR_REJECTED_TOTAL.labels,
+        )
+        for reason in RejectReason:
+            rejected.add_metric([reason.value], ledger.rejected.get(reason, 0))
+        return [
+            _counter(metrics.COLLECTOR_RECEIVED_TOTAL, ledger.received),
+            _counter(metrics.COLLECTOR_JOINED_TOTAL, ledger.joined),
+            _counter(metrics.COLLECTOR_LATE_TOTAL, ledger.late),
+            _counter(metrics.COLLECTOR_DUPLICATE_TOTAL, ledger.duplicate),
+            rejected,
+            GaugeMetricFamily(
+                metrics.COLLECTOR_PENDING.name, metrics.COLLECTOR_PENDING.help, value=ledger.pending
+            ),
+        ]
+
+
+def make_registry(book: SeriesBook, snapshot: Callable[[], LedgerSnapshot]) -> CollectorRegistry:
+    """A registry of exactly this collector's metrics; the process-wide one is left alone."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(LedgerMetrics(snapshot))
+    registry.register(book)
+    return registry
+
+
+def _counter(spec: MetricSpec, value: int) -> Metric:
+    return CounterMetricFamily(spec.name, spec.help, value=value)
