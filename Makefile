@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+FRAMEWORKS_DIR ?= .frameworks
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test check generate clean
+.PHONY: setup demo test test-frameworks check generate clean
 
 setup: $(READY)
 
@@ -19,6 +20,11 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest $(TEST_OPTIONS)
+
+# Real MoE frameworks in environments of their own; FRAMEWORKS='torchtitan olmo_core' for others than the default.
+test-frameworks: setup
+	FRAMEWORKS_DIR=$(FRAMEWORKS_DIR) $(BIN)/python tests/frameworks/setup.py $(FRAMEWORKS)
+	FRAMEWORKS_DIR=$(FRAMEWORKS_DIR) $(BIN)/python -m pytest tests/frameworks -m framework $(TEST_OPTIONS)
 
 # What CI checks before the tests: style, types, import directions, generated files.
 check: setup

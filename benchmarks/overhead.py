@@ -1,8 +1,8 @@
 """Host cost of one wrapped call, side by side in one run.
 
-Rows: the bare call, and the same call under an instance-forward wrapper of moetrace (off: tracer not
-recording; sampled out: inside a step that is not sampled; on: inside a sampled step), a module-hook
-pair that does nothing, `torch.profiler.record_function` with the profiler off, and an OpenTelemetry
+Rows: the bare call, and the same call under an instance-forward wrapper of moetrace (off: nothing is
+wrapped, as with enabled=False or after uninstrument; idle: wrapped, no step open; sampled out: inside a
+step that is not sampled; on: inside a sampled step), a module-hook pair that does nothing, `torch.profiler.record_function` with the profiler off, and an OpenTelemetry
 SDK span with five attributes.
 
 All rows are interleaved round by round, so that a machine that changes speed changes it for all; per
@@ -82,7 +82,7 @@ def main() -> None:
     wrapped = Nothing()
     site = tracer.sites.add(Site(Role.PHASE, Phase.ROUTER, 0, "benchmark"))
     wrapped.forward = timed(wrapped.forward, tracer, site)  # type: ignore[method-assign]
-    bare, hooked = Nothing(), Nothing()
+    bare, untouched, hooked = Nothing(), Nothing(), Nothing()
     hooked.register_forward_pre_hook(lambda module, args: None)
     hooked.register_forward_hook(lambda module, args, output: None)
     provider = TracerProvider()
@@ -112,7 +112,11 @@ def main() -> None:
     quiet = moetrace.Config.load({"sample": "0", "run_id": "overhead"})
     full = tracer.config
     for _ in range(options.rounds + 2):
-        figures = {"bare": time_calls(bare, options.calls), "moetrace off": time_calls(wrapped, options.calls)}
+        figures = {
+            "bare": time_calls(bare, options.calls),
+            "moetrace off (uninstrumented)": time_calls(untouched, options.calls),
+            "moetrace idle (no step open)": time_calls(wrapped, options.calls),
+        }
         tracer.config = quiet
         figures["moetrace sampled out"] = sampled_out(options.calls)
         tracer.config = full
@@ -132,7 +136,8 @@ def main() -> None:
 
     span = net("OpenTelemetry SDK span")
     lines = [
-        f"`python benchmarks/overhead.py --rounds {options.rounds} --calls {options.calls}`, torch {torch.__version__}",
+        f"`python benchmarks/overhead.py --rounds {options.rounds} --calls {options.calls}`, "
+        f"torch {torch.__version__}",
         "",
         "| wrapper | ns per call, net (median) | best round | share of an SDK span (median of rounds) |",
         "|---|---|---|---|",
@@ -145,8 +150,8 @@ def main() -> None:
         lines.append(f"| {name} | {statistics.median(values):.0f} | {min(values):.0f} | {ratio:.3f} |")
     lines += [
         "",
-        f"Bare module call: {statistics.median(rows['bare']):.0f} ns (median). "
-        f"moetrace on / hook pair: {_ratio(net('moetrace on'), net('module-hook pair')):.2f} (median of rounds).",
+        f"Bare module call: {statistics.median(rows['bare']):.0f} ns (median). moetrace on / hook pair: "
+        f"{_ratio(net('moetrace on'), net('module-hook pair')):.2f} (median of rounds).",
     ]
     text = "\n".join(lines)
     print(text)

@@ -22,8 +22,5 @@ def write_section(key: str, title: str, text: str) -> None:
     )
     have = RESULTS.read_text() if RESULTS.exists() else TITLE
     pattern = re.compile(rf"<!-- begin {re.escape(key)} -->.*?<!-- end {re.escape(key)} -->\n", re.DOTALL)
-    if pattern.search(have):
-        have = pattern.sub(lambda _: section, have)
-    else:
-        have = have.rstrip() + "\n\n" + section
-    RESULTS.write_text(have)
+    found = pattern.search(have)
+    RESULTS.write_text(pattern.sub(lambda _: section, have) if found else have.rstrip() + "\n\n" + section)

@@ -28,6 +28,7 @@ from moetrace import context as _context
 from moetrace.config import Config
 from moetrace.errors import ConfigError, MoetraceError, NotInitializedError, UnsupportedModelError
 from moetrace.instrument.coverage import CoverageReport, LayerCoverage
+from moetrace.instrument.hand_written import check_parts
 from moetrace.tracer import Tracer
 from moetrace_schemas.enums import ForwardMode, Phase
 
@@ -123,10 +124,7 @@ def init(
 
 def _emitters(tracer: Tracer) -> list[Emitter]:
     chosen: list[Emitter] = []
-    if tracer.config.endpoint:
-        from moetrace.emit.otlp import OtlpEmitter
-
-        chosen.append(OtlpEmitter(lambda: tracer, tracer.metrics, tracer.config))
+    # The file first: where it cannot be written, no thread has been started yet.
     if tracer.config.jsonl_dir:
         from moetrace.emit.jsonl import JsonlEmitter
 
@@ -136,6 +134,10 @@ def _emitters(tracer: Tracer) -> list[Emitter]:
             raise ConfigError(
                 f"jsonl_dir={tracer.config.jsonl_dir!r}: cannot be written ({error})"
             ) from error
+    if tracer.config.endpoint:
+        from moetrace.emit.otlp import OtlpEmitter
+
+        chosen.append(OtlpEmitter(lambda: tracer, tracer.metrics, tracer.config))
     return chosen
 
 
@@ -148,6 +150,10 @@ def current_tracer() -> Tracer:
     if _tracer is None:
         raise NotInitializedError("moetrace is not running; call moetrace.init() first")
     return _tracer
+
+
+def _recording() -> Tracer | None:
+    return _tracer if _tracer is not None and _tracer.config.enabled else None
 
 
 def instrument(model: Any, *, strict: bool = False) -> CoverageReport:
@@ -187,25 +193,31 @@ def step(
     warmup: bool | None = None,
 ) -> contextlib.AbstractContextManager[object]:
     """One step as a context manager; see `Tracer.step`. A no-op where no tracer runs."""
-    if _tracer is None:
+    tracer = _recording()
+    if tracer is None:
         return contextlib.nullcontext()
-    return _tracer.step(step, forward_mode=forward_mode, microbatch=microbatch, cohort=cohort, warmup=warmup)
+    return tracer.step(step, forward_mode=forward_mode, microbatch=microbatch, cohort=cohort, warmup=warmup)
 
 
 def phase(phase: Phase | str, *, layer: int | None = None) -> contextlib.AbstractContextManager[None]:
-    """One phase of hand-written code as a context manager; see `Tracer.phase`. A no-op where no tracer runs."""
-    if _tracer is None:
-        return contextlib.nullcontext()
-    return _tracer.phase(phase, layer=layer)
+    """One phase of hand-written code; see `Tracer.phase`. A no-op where no tracer runs."""
+    tracer = _recording()
+    return contextlib.nullcontext() if tracer is None else tracer.phase(phase, layer=layer)
 
 
 def wrap(
     *, layer: int | None = None, num_experts: int | None = None, **callables: Callable[..., Any]
 ) -> SimpleNamespace:
-    """Wrap hand-written MoE code; see `Tracer.wrap`. Returns the callables untouched where no tracer runs."""
-    if _tracer is None:
+    """Wrap hand-written MoE code; see `Tracer.wrap`. Returns the callables untouched where no tracer runs.
+
+    Raises:
+        ConfigError: an unknown name, a value that is not callable, or a number out of range.
+    """
+    tracer = _recording()
+    if tracer is None:
+        check_parts(callables, layer, num_experts)
         return SimpleNamespace(**callables)
-    return _tracer.wrap(layer=layer, num_experts=num_experts, **callables)
+    return tracer.wrap(layer=layer, num_experts=num_experts, **callables)
 
 
 def shutdown(timeout_s: float | None = None) -> bool:

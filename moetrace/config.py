@@ -6,7 +6,7 @@ Order: argument of `init` > environment variable > default.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from urllib.parse import urlsplit
 
@@ -15,6 +15,8 @@ from moetrace_schemas.enums import ForwardMode
 from moetrace_schemas.identity import RUN_ID_PATTERN
 
 ENVIRONMENT_PREFIX = "MOETRACE_"
+MOST_INTERVALS = 32_767
+"""An interval makes at most two rows, and the wire numbers rows of one kind with a uint16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,7 @@ class Config:
     enabled: bool = True
     """False: every call is a no-op and nothing is wrapped."""
     run_id: str = ""
-    """The same on all ranks. Empty: the launcher's id (TORCHELASTIC_RUN_ID, SLURM_JOB_ID) where there is one."""
+    """The same on all ranks. Empty: the launcher's id (TORCHELASTIC_RUN_ID, SLURM_JOB_ID) if any."""
     endpoint: str = "http://127.0.0.1:4318"
     """Base URL of the collector's OTLP/HTTP receiver; empty sends nothing."""
     headers: str = ""
@@ -68,6 +70,8 @@ class Config:
         for name, low in (("buffers", 1), ("max_intervals", 16), ("queue_steps", 1), ("warmup_steps", 0)):
             if getattr(self, name) < low:
                 raise ConfigError(f"{name}={getattr(self, name)}: {low} or more expected")
+        if self.max_intervals > MOST_INTERVALS:
+            raise ConfigError(f"max_intervals={self.max_intervals}: {MOST_INTERVALS} or less expected")
         for name in ("export_timeout_s", "shutdown_timeout_s"):
             if not 0 < getattr(self, name) < 3600:
                 raise ConfigError(f"{name}={getattr(self, name)}: seconds between 0 and 3600 expected")
@@ -146,9 +150,12 @@ def _parse_argument(name: str, value: object) -> object:
     if name == "forward_mode":
         return _parse_text(name, name, str(value))
     if name == "cohorts":
-        if isinstance(value, str) or not all(isinstance(item, str) for item in value):  # type: ignore[attr-defined]
+        if isinstance(value, str) or not isinstance(value, Iterable):
             raise ConfigError(f"cohorts={value!r}: a sequence of strings expected")
-        return tuple(value)  # type: ignore[arg-type]
+        cohorts = tuple(value)
+        if not all(isinstance(item, str) for item in cohorts):
+            raise ConfigError(f"cohorts={value!r}: a sequence of strings expected")
+        return cohorts
     if name == "sample" and isinstance(value, int):
         return str(value)
     expected = type(getattr(Config(), name))

@@ -43,11 +43,17 @@ class Guard:
             self._off.add(stage)
             logger.warning("moetrace: stage %s failed %d times and is now off", stage, count)
 
-    def run(self, stage: str, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call `function`; a failure is counted, never raised. Does nothing once the stage is off."""
+    def run(self, stage: str, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Call `function`; a failure is counted, never raised. Does nothing once the stage is off.
+
+        Returns:
+            Whether `function` ran to its end.
+        """
         if stage in self._off:
-            return
+            return False
         try:
             function(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - this is what the guard is for
             self.caught(stage, error)
+            return False
+        return True

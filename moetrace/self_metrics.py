@@ -20,7 +20,8 @@ class SelfMetrics:
     steps_not_sampled: int = 0
     dropped: Counter[DropReason] = field(default_factory=Counter)
     dropped_intervals: int = 0
-    """Intervals beyond a step's buffer (the step itself is kept and counted under buffer_full)."""
+    """Intervals beyond a step's buffer (the step is dropped as buffer_full), or without a stamp because
+    a device graph was being captured (the step is kept)."""
     exported: Counter[str] = field(default_factory=Counter)
     """Steps that an emitter delivered, by emitter."""
     expected_sites: int = 0

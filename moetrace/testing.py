@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 from moetrace.record.types import StepRecord
 
@@ -111,7 +110,8 @@ class FakeEvent:
         """
         if not (self.query() and end.query()):
             raise RuntimeError("device not ready")
-        assert self.at_ns is not None and end.at_ns is not None
+        assert self.at_ns is not None
+        assert end.at_ns is not None
         return (end.at_ns - self.at_ns) / 1e6
 
     def synchronize(self) -> None:

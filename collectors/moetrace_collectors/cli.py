@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
 
 from moetrace_collectors.errors import UsageError
 
-COMMANDS = ("demo", "collect", "query", "report", "migrate")
+COMMANDS = ("demo", "collect", "query", "report", "analyze", "load", "replay", "migrate")
+EXTRAS = {name: "demo" if name == "demo" else "collector" for name in COMMANDS}
+"""The extra that brings what a command imports."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,9 +29,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for name in ("clickhouse_connect", "urllib3.connectionpool"):
+        # They warn of what a command then says itself, in one line.
+        logging.getLogger(name).setLevel(logging.ERROR)
+    chosen = arguments[:1] if arguments[:1] and arguments[0] in COMMANDS else COMMANDS
     try:
-        for name in COMMANDS:
-            module = importlib.import_module(f"moetrace_collectors.commands.{name}")
+        for name in chosen:
+            try:
+                module = importlib.import_module(f"moetrace_collectors.commands.{name}")
+            except ModuleNotFoundError as error:
+                # Of this package's own modules none is optional.
+                if (error.name or "").startswith("moetrace"):
+                    raise
+                raise UsageError(
+                    f"{name} needs {error.name}: pip install 'moetrace[{EXTRAS[name]}]'"
+                ) from error
             sub = commands.add_parser(name, help=module.HELP, description=module.HELP)
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)

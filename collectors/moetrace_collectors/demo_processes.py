@@ -76,7 +76,14 @@ class CollectorProcess:
         Raises:
             DemoFailedError: it ended or did not get ready.
         """
-        command = [sys.executable, "-m", "moetrace_collectors.cli", "collect", "--dir", str(self.directory.path)]
+        command = [
+            sys.executable,
+            "-m",
+            "moetrace_collectors.cli",
+            "collect",
+            "--dir",
+            str(self.directory.path),
+        ]
         command += ["--http-port", "0", "--grpc-port", "0", *extra]
         with self.log.open("wb") as log:
             # A session of its own: Ctrl-C stops the ranks first, and then this process in order.
@@ -114,21 +121,28 @@ class CollectorProcess:
             code = process.wait(COLLECTOR_STOP_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            raise DemoFailedError(f"the collector did not stop in {COLLECTOR_STOP_S:.0f} s (log: {self.log})") from None
+            raise DemoFailedError(
+                f"the collector did not stop in {COLLECTOR_STOP_S:.0f} s (log: {self.log})"
+            ) from None
         if code:
-            raise DemoFailedError(f"the collector stopped with code {code}: {_tail(self.log)} (log: {self.log})")
+            raise DemoFailedError(
+                f"the collector stopped with code {code}: {_tail(self.log)} (log: {self.log})"
+            )
 
 
 class RankProcesses:
     """The ranks of one run."""
 
-    def __init__(self, directory: Path, plan: dict[str, Any], *, run_id: str, endpoint: str, sample: str) -> None:
+    def __init__(
+        self, directory: Path, plan: dict[str, Any], *, run_id: str, endpoint: str, sample: str
+    ) -> None:
         self._directory = directory
         self._ranks: int = plan["ranks"]
         self._steps: int = plan["steps"]
         plan_path = directory / "plan.json"
         plan_path.write_text(json.dumps(plan))
-        rendezvous = directory / "rendezvous"
+        # torch reads a file:// address, which has no relative form.
+        rendezvous = directory.resolve() / "rendezvous"
         rendezvous.unlink(missing_ok=True)
         self._command = [sys.executable, "-m", "moetrace.demo.rank", "--plan", str(plan_path)]
         self._command += ["--rendezvous", str(rendezvous), "--run-id", run_id, "--endpoint", endpoint]
@@ -196,7 +210,9 @@ class RankProcesses:
             reader.join(5.0)
         failed = [rank for rank, process in enumerate(self._processes) if process.returncode]
         if failed:
-            raise DemoFailedError(f"rank {failed[0]} failed: {_tail(self._log(failed[0]))} (log: {self._log(failed[0])})")
+            raise DemoFailedError(
+                f"rank {failed[0]} failed: {_tail(self._log(failed[0]))} (log: {self._log(failed[0])})"
+            )
         progress(min(done))
 
     def _stop_all(self) -> None:

@@ -172,7 +172,7 @@ class StepVerdict:
     extension_ns: int
     """Sum of extensions over the step's barriers, ns."""
     phase_ns: dict[Phase, int] = field(default_factory=dict)
-    """The frontier split by phase (critical work by phase, transfer under dispatch/combine); sums to step_ns."""
+    """The frontier split by phase (critical work, and transfer under dispatch/combine); sums to step_ns."""
     missing_ranks: tuple[int, ...] = ()
     partial: bool = False
     warmup: bool = False

@@ -19,6 +19,8 @@ from moetrace_collectors.query_guard import RefusedQueryError, check_query
 from moetrace_collectors.store import INSTALL, StoreAddress
 
 _FORMAT = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
+_PYTHON_FORMATS = ("dataframe", "arrowtable")
+"""What chdb takes for a format and turns into Python objects instead of bytes."""
 _NAMES_FORMAT = re.compile(r"\bFORMAT\s+\w+\s*;?\s*$", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _SETTING = re.compile(
@@ -145,10 +147,7 @@ class EmbeddedQueryRunner:
         database = query.database or self._database
         _check(query, database)
         if self._guarded:
-            try:
-                check_query(query.sql, query.parameters)
-            except RefusedQueryError as error:
-                raise QueryError(str(error), status=403) from error
+            _guard(query)
         if not self._slots.acquire(timeout=1.0):
             raise QueryError("too many queries at once: try again", status=503)
         try:
@@ -173,7 +172,7 @@ class EmbeddedQueryRunner:
 
 
 class ServerQueryRunner:
-    """Queries of a ClickHouse server, which itself enforces readonly and the limits."""
+    """Queries of a ClickHouse server, which enforces readonly and the limits itself."""
 
     def __init__(self, client: Any, *, database: str, limits: QueryLimits) -> None:
         """Take a clickhouse-connect client of the server."""
@@ -188,6 +187,8 @@ class ServerQueryRunner:
         """See QueryRunner."""
         database = query.database or self._database
         _check(query, database)
+        # A server whose profile does not let us set readonly must not be written to either.
+        _guard(query)
         try:
             return bytes(
                 self._client.raw_query(
@@ -204,10 +205,17 @@ class ServerQueryRunner:
 def _check(query: Query, database: str) -> None:
     if not query.sql.strip():
         raise QueryError("no query: give one as ?query= or as the body", status=400)
-    if _FORMAT.fullmatch(query.format) is None:
+    if _FORMAT.fullmatch(query.format) is None or query.format.lower() in _PYTHON_FORMATS:
         raise QueryError(f"format {query.format!r}: a ClickHouse format name expected", status=400)
     if _NAME.fullmatch(database) is None:
         raise QueryError(f"database {database!r}: a plain name expected", status=400)
+
+
+def _guard(query: Query) -> None:
+    try:
+        check_query(query.sql, query.parameters)
+    except RefusedQueryError as error:
+        raise QueryError(str(error), status=403) from error
 
 
 def _stricter(name: str, value: str, limit: float) -> float:

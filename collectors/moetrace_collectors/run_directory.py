@@ -9,8 +9,8 @@
         report.html          the last report
 
 The embedded engine gives a path to one process at a time. While a collector lives, everyone else
-reads through its HTTP address; `collector.json` is how they find it. This module only finds and
-names; opening a store is `store`, reading rows for people is `views.store_rows`.
+reads through its HTTP address; `collector.json` (written by `owner`) is how they find it. This module
+only finds and names; opening a store is `store`, reading rows for people is `views.store_rows`.
 """
 
 from __future__ import annotations
@@ -80,16 +80,6 @@ class RunDirectory:
     def dsn(self) -> str:
         """Address of the embedded store for clickhouse-connect."""
         return embedded_dsn(self.store_path)
-
-    def write_owner(self, owner: StoreOwner) -> None:
-        """Say who owns the store; replaces the file in one step, so that no reader sees half of it."""
-        temporary = self.owner_path.with_suffix(".json.new")
-        temporary.write_text(json.dumps({"pid": owner.pid, "http_address": owner.http_address}) + "\n")
-        temporary.replace(self.owner_path)
-
-    def clear_owner(self) -> None:
-        """Take the ownership note away; no error where there is none."""
-        self.owner_path.unlink(missing_ok=True)
 
     def live_owner(self) -> StoreOwner | None:
         """The collector that owns the store now; None where there is none, or it has died.

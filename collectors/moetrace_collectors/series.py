@@ -68,10 +68,6 @@ class Counter(_Series):
                 return
             self._values[labels] = (before or 0.0) + amount
 
-    def num_series(self) -> int:
-        """Label sets so far."""
-        return len(self._values)
-
     def forget_run(self, run_id: str) -> None:
         """Drop the label sets of a run."""
         with self._lock:

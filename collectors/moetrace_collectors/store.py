@@ -84,6 +84,8 @@ def open_client(address: StoreAddress) -> Any:
             except ImportError as error:
                 raise UsageError(f"the embedded store needs chdb: {INSTALL}") from error
             return clickhouse_connect.get_client(interface="chdb", path=str(address.embedded_path))
+        # A server's profile may forbid to change a setting; then its own value holds.
+        clickhouse_connect.common.set_setting("invalid_setting_action", "drop")
         return clickhouse_connect.get_client(dsn=address.dsn, interface=address.interface)
     except UsageError:
         raise

@@ -1,4 +1,7 @@
-"""What an adapter says about a model: which callables are what. Adapters know their framework and this file only."""
+"""What an adapter says about a model: which callables are what.
+
+Adapters know their framework and the modules of this folder only.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from moetrace.record.sites import Role
-from moetrace_schemas.enums import Phase
+from moetrace_schemas.enums import CountKind, Phase
 
 
 class Call(Enum):
@@ -18,7 +21,38 @@ class Call(Enum):
     LAUNCH = "launch"
     """A collective that may return at launch."""
     WAIT = "wait"
-    """The wait for one."""
+    """The wait for one that returned a tensor."""
+    WAIT_WORK = "wait_work"
+    """The wait for one that returned a Work object."""
+    COUNT = "count"
+    """Not timed: only `Target.count` looks at the call."""
+
+
+class RouteCounter(Protocol):
+    """What count functions write to: one row per layer and kind, on the device, without a host sync."""
+
+    def add(self, index: int, expert_ids: Any) -> None:
+        """Integer tensor [.., K] of expert ids."""
+        ...
+
+    def add_mask(self, index: int, mask: Any, pairs: int) -> None:
+        """Tensor [.., E], non-zero where a token goes to an expert.
+
+        `pairs`: rows times slots, which the host knows without a sync.
+        """
+        ...
+
+    def add_counts(self, index: int, counts: Any, pairs: int) -> None:
+        """Pairs per expert, [E] (local experts for `received`): an integer tensor or a list of numbers."""
+        ...
+
+    def add_rows(self, index: int, expert: int, rows: int) -> None:
+        """Rows of one expert, where the host knows them anyway."""
+        ...
+
+
+Count = Callable[[RouteCounter, int, tuple[Any, ...], dict[str, Any], Any], None]
+"""(counter, row index, positional arguments, keyword arguments, result) of one call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +77,21 @@ class Target:
     role: Role
     name: str
     phase: Phase | None = None
+    """What the call is; of a LAYER, what its time between its parts is (None: glue, named by its place)."""
     layer: int | None = None
     call: Call = Call.TIMED
     shared: bool = False
     """The owner is a module or class of the framework: patched once, whatever the number of layers."""
     counts_routes: bool = False
     """The result holds the router's expert ids."""
-    read_dispatch: Callable[[Any], DispatchResult] | None = None
-    """Reads rows and sizes from the result of a dispatch."""
+    read_dispatch: Callable[[Any], DispatchResult | None] | None = None
+    """Reads rows and sizes from the result of a dispatch; None where they are not known on the host."""
     per_step: bool = True
     """Expected to fire in every step."""
+    count: Count | None = None
+    """Counts what a call shows (Call.COUNT); placed after the timed target of the same callable, so that
+    counting is not charged to the phase."""
+    count_kind: CountKind = CountKind.ROUTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,3 +153,25 @@ def layer_number(path: str, taken: Sequence[int]) -> int:
     if numbers and numbers[-1] not in taken:
         return numbers[-1]
     return max(taken, default=-1) + 1
+
+
+def layer_numbers(paths: Sequence[str]) -> list[int]:
+    """Layer numbers of blocks by their module paths: the model's own numbers, each given once.
+
+    The first block that carries a number keeps it; further ones (a decoder beside its encoder, a second
+    block in one layer) get numbers behind all of those, in order.
+    """
+    own: list[int | None] = []
+    for path in paths:
+        numbers = [int(part) for part in path.split(".") if part.isdigit()]
+        said = numbers[-1] if numbers else 0
+        own.append(None if said in own else said)
+    following = max((number for number in own if number is not None), default=-1) + 1
+    result: list[int] = []
+    for number in own:
+        if number is None:
+            result.append(following)
+            following += 1
+        else:
+            result.append(number)
+    return result

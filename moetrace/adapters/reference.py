@@ -10,7 +10,7 @@ unpermute. Experts are placed contiguously: rank r holds experts [r * e, (r + 1)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -60,11 +60,18 @@ class _Exchange(torch.autograd.Function):
         return received
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         output_sizes, input_sizes = ctx.sizes
         returned = gradient.new_empty((sum(input_sizes), gradient.shape[1]))
         dist.all_to_all_single(returned, gradient.contiguous(), input_sizes, output_sizes, group=ctx.group)
         return returned, None, None, None
+
+
+def _exchange(
+    rows: torch.Tensor, output_sizes: list[int], input_sizes: list[int], group: dist.ProcessGroup | None
+) -> torch.Tensor:
+    received: torch.Tensor = cast(Any, _Exchange).apply(rows, output_sizes, input_sizes, group)
+    return received
 
 
 class ReferenceMoE(nn.Module):
@@ -116,7 +123,7 @@ class ReferenceMoE(nn.Module):
         receive_We = torch.empty_like(send_We)
         dist.all_to_all_single(receive_We, send_We, group=self.group)
         send_sizes, receive_sizes = send_We.sum(dim=1).tolist(), receive_We.sum(dim=1).tolist()
-        rows_RH: torch.Tensor = _Exchange.apply(permuted.rows_NH, receive_sizes, send_sizes, self.group)
+        rows_RH = _exchange(permuted.rows_NH, receive_sizes, send_sizes, self.group)
         local_ids_R = torch.arange(self.num_local_experts).repeat(self.ep_size)
         return Dispatched(
             rows_RH, local_ids_R.repeat_interleave(receive_We.reshape(-1)), send_sizes, receive_sizes
@@ -136,17 +143,14 @@ class ReferenceMoE(nn.Module):
         """Expert outputs back to the ranks that sent the rows, [N, H]."""
         if self.ep_size == 1:
             return expert_output_RH
-        returned: torch.Tensor = _Exchange.apply(
-            expert_output_RH, dispatched.send_sizes, dispatched.receive_sizes, self.group
-        )
-        return returned
+        return _exchange(expert_output_RH, dispatched.send_sizes, dispatched.receive_sizes, self.group)
 
     def unpermute(
         self, returned_NH: torch.Tensor, permuted: Permuted, weights_TK: torch.Tensor
     ) -> torch.Tensor:
         """Token order restored, slots weighted and summed, [T, H]."""
         slots_NH = torch.empty_like(returned_NH).index_copy(0, permuted.order_N, returned_NH)
-        return (slots_NH.view(*weights_TK.shape, -1) * weights_TK.unsqueeze(-1)).sum(dim=1)
+        return (slots_NH.view(*weights_TK.shape, slots_NH.shape[-1]) * weights_TK.unsqueeze(-1)).sum(dim=1)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [.., H] to hidden states of the same shape."""

@@ -1,7 +1,9 @@
 """Hugging Face transformers 5: routers and grouped experts, found by capability and not by class name.
 
-A MoE block has a child `experts` and a child router (`gate` or `router`); the router returns
-(logits, weights, ids) and the experts are called as experts(hidden [T, H], ids [T, K], weights [T, K]).
+A MoE block has a child `experts` and a child router (`gate` or `router`); most routers return
+(logits, weights, ids) and most experts are called as experts(hidden [T, H], ids [T, K], weights [T, K]);
+moetrace.adapters.routes knows the rest. Blocks whose experts are called one by one are transformers 4
+style and found by moetrace.adapters.transformers_v4.
 Expert parallelism (transformers.distributed.expert_parallel) replaces the experts' forward by a
 closure over an implementation object; its `_dispatch_tokens`, `experts_forward` and
 `_combine_tokens` are wrapped on that object, and the collectives inside by the names that its module
@@ -10,7 +12,9 @@ imported.
 
 from __future__ import annotations
 
+import inspect
 import sys
+from dataclasses import replace
 from typing import Any
 
 from moetrace.adapters.base import (
@@ -20,8 +24,10 @@ from moetrace.adapters.base import (
     LayerMatch,
     ModelMatch,
     Target,
-    layer_number,
+    layer_numbers,
 )
+from moetrace.adapters.routes import RouteReader, experts_of, is_container, top_k_of
+from moetrace.adapters.targets import count, exchange, experts_call, function, layer_forward, phase
 from moetrace.record.sites import Role
 from moetrace_schemas.enums import Phase
 
@@ -44,75 +50,88 @@ class TransformersAdapter:
 
     def match(self, model: Any) -> ModelMatch:
         """Layers in module order."""
-        layers: list[LayerMatch] = []
-        skipped: list[tuple[str, str]] = []
-        for path, block in model.named_modules():
+        blocks = []
+        modules = dict(model.named_modules())
+        for path, block in modules.items():
             children = dict(block.named_children())
             experts = children.get("experts")
             router_name = next((name for name in ROUTER_NAMES if name in children), None)
-            if experts is None or router_name is None:
+            if experts is None or router_name is None or is_container(experts):
                 continue
-            if type(experts).__name__ == "ModuleList":
-                skipped.append(
-                    (path, "experts is a ModuleList called expert by expert (transformers 4 style)")
-                )
-                continue
-            layers.append(_layer(path, block, children, router_name, [match.layer for match in layers]))
-        return ModelMatch(layers=tuple(layers), skipped=tuple(skipped))
+            blocks.append((path, block, children, router_name))
+        numbers = layer_numbers([path for path, *_ in blocks])
+        parents = [_parent(path, modules) for path, *_ in blocks]
+        layers = []
+        for at, ((path, block, children, router_name), number) in enumerate(
+            zip(blocks, numbers, strict=True)
+        ):
+            parent = parents[at]
+            # Two blocks in one layer serve two kinds of tokens (text, images): a step may have one kind.
+            alone = parent is None or sum(other is parent for other in parents) == 1
+            siblings = parent if not any(other is parent for other in parents[:at]) else None
+            shared = _shared(path, children, siblings)
+            layers.append(_layer(path, block, children, router_name, number, shared, every_step=alone))
+        return ModelMatch(layers=tuple(layers))
 
 
-def _layer(path: str, block: Any, children: dict[str, Any], router_name: str, taken: list[int]) -> LayerMatch:
+def _parent(path: str, modules: dict[str, Any]) -> Any | None:
+    """The module around a block; None where that is a mere list of layers."""
+    parent = modules.get(path.rpartition(".")[0]) if path else None
+    return None if parent is None or is_container(parent) else parent
+
+
+def _shared(path: str, children: dict[str, Any], parent: Any) -> list[tuple[str, Any]]:
+    """(path, module) of shared experts: children of the block, or its siblings in the decoder layer."""
+    here = f"{path}." if path else ""
+    found = [(f"{here}{name}", children[name]) for name in SHARED_NAMES if name in children]
+    if found or parent is None:
+        return found
+    above = f"{path.rpartition('.')[0]}."
+    siblings = dict(parent.named_children())
+    return [(f"{above}{name}", siblings[name]) for name in SHARED_NAMES if name in siblings]
+
+
+def _layer(
+    path: str,
+    block: Any,
+    children: dict[str, Any],
+    router_name: str,
+    layer: int,
+    shared: list[tuple[str, Any]],
+    *,
+    every_step: bool,
+) -> LayerMatch:
     experts, router = children["experts"], children[router_name]
-    layer = layer_number(path + ".", taken) if path else 0
     here = f"{path}." if path else ""
     implementation = parallel_implementation(experts)
     # A decoder layer that holds router and experts itself is not a block: attention would be inside.
     is_block = not any("attn" in name or "attention" in name for name in children)
-    targets: list[Target] = []
-    if is_block:
-        targets.append(
-            Target(owner=block, attribute="forward", role=Role.LAYER, layer=layer, name=f"{here}forward")
-        )
-    targets.append(
-        Target(
-            owner=router,
-            attribute="forward",
-            role=Role.PHASE,
-            phase=Phase.ROUTER,
-            layer=layer,
-            name=f"{here}{router_name}.forward",
-            counts_routes=True,
-        )
+    parallel = _parallel(implementation) if implementation is not None else None
+    num_local = experts_of(experts, router, block) or _rows_of(router)
+    num_experts = num_local * (parallel.size if parallel else 1)
+    reader = RouteReader(
+        num_experts,
+        top_k_of(router, block, getattr(experts, "config", None)),
+        dense_scores=not _takes_ids(experts),
     )
-    for name in SHARED_NAMES:
-        if name in children:
-            targets.append(
-                Target(
-                    owner=children[name],
-                    attribute="forward",
-                    role=Role.PHASE,
-                    phase=Phase.SHARED_EXPERT,
-                    layer=layer,
-                    name=f"{here}{name}.forward",
-                )
-            )
+    targets: list[Target] = [layer_forward(block, layer, f"{here}forward")] if is_block else []
+    name = f"{here}{router_name}.forward"
+    targets += [
+        phase(router, "forward", layer, name, Phase.ROUTER),
+        count(router, "forward", layer, name, reader.router),
+    ]
+    targets += [phase(it, "forward", layer, f"{at}.forward", Phase.SHARED_EXPERT) for at, it in shared]
     phases = [Phase.OUTSIDE, Phase.ROUTER]
-    if any(name in children for name in SHARED_NAMES):
+    if shared:
         phases.append(Phase.SHARED_EXPERT)
     helpers = _gemm_helpers(experts)
     targets += helpers
-    targets.append(
-        Target(
-            owner=experts,
-            attribute="forward",
-            role=Role.EXPERTS,
-            phase=Phase.FUSED,
-            layer=layer,
-            name=f"{here}experts.forward",
-        )
-    )
-    num_local = int(getattr(experts, "num_experts", 0)) or _rows_of(router)
-    parallel, fused, notes = None, (), []
+    targets += [
+        experts_call(experts, "forward", layer, f"{here}experts.forward", Phase.FUSED),
+        count(experts, "forward", layer, f"{here}experts.forward", reader.experts),
+    ]
+    fused: tuple[Phase, ...] = ()
+    notes: list[str] = []
     if implementation is None:
         if helpers:
             phases += [Phase.PERMUTE, Phase.EXPERT_GEMM, Phase.UNPERMUTE]
@@ -122,7 +141,6 @@ def _layer(path: str, block: Any, children: dict[str, Any], router_name: str, ta
             phases.append(Phase.FUSED)
             notes.append("experts run as one loop: permute, GEMM and unpermute cannot be told apart")
     else:
-        parallel = _parallel(implementation)
         targets += _parallel_targets(implementation, layer, f"{here}experts")
         phases += [Phase.PERMUTE, Phase.DISPATCH, Phase.EXPERT_GEMM, Phase.COMBINE, Phase.UNPERMUTE]
         if not _exchanges_tokens(implementation):
@@ -132,14 +150,22 @@ def _layer(path: str, block: Any, children: dict[str, Any], router_name: str, ta
         layer=layer,
         path=path,
         adapter=TransformersAdapter.name,
-        num_experts=num_local * (parallel.size if parallel else 1),
+        num_experts=num_experts,
         num_local_experts=num_local,
-        targets=tuple(targets),
+        targets=tuple(targets if every_step else (replace(target, per_step=False) for target in targets)),
         phases=tuple(phases),
         fused=fused,
         parallel=parallel,
         notes=tuple(notes),
     )
+
+
+def _takes_ids(experts: Any) -> bool:
+    """Whether experts are called with more than hidden states."""
+    try:
+        return len(inspect.signature(experts.forward).parameters) > 1
+    except (TypeError, ValueError):
+        return True
 
 
 def _rows_of(router: Any) -> int:
@@ -154,16 +180,7 @@ def _gemm_helpers(experts: Any) -> list[Target]:
     helper = {"grouped_mm": "_grouped_linear", "batched_mm": "_batched_linear"}.get(str(chosen))
     if module is None or helper is None or not hasattr(module, helper):
         return []
-    return [
-        Target(
-            owner=module,
-            attribute=helper,
-            role=Role.PHASE,
-            phase=Phase.EXPERT_GEMM,
-            name=f"{EXPERTS_MODULE}.{helper}",
-            shared=True,
-        )
-    ]
+    return [function(module, helper, Phase.EXPERT_GEMM)]
 
 
 def parallel_implementation(experts: Any) -> Any | None:
@@ -209,17 +226,8 @@ def _parallel_targets(implementation: Any, layer: int, here: str) -> list[Target
     for member in members:
         # Which member runs is decided per call (training or inference).
         every_step = len(members) == 1
-        targets.append(
-            Target(
-                owner=member,
-                attribute="experts_forward",
-                role=Role.EXPERTS,
-                phase=Phase.EXPERT_GEMM,
-                layer=layer,
-                name=f"{here}.experts_forward",
-                per_step=every_step,
-            )
-        )
+        name = f"{here}.experts_forward"
+        targets.append(replace(experts_call(member, "experts_forward", layer, name), per_step=every_step))
         if hasattr(member, "_dispatch_tokens") and hasattr(member, "_combine_tokens"):
             targets.append(
                 Target(
@@ -233,16 +241,9 @@ def _parallel_targets(implementation: Any, layer: int, here: str) -> list[Target
                     per_step=every_step,
                 )
             )
+            name = f"{here}._combine_tokens"
             targets.append(
-                Target(
-                    owner=member,
-                    attribute="_combine_tokens",
-                    role=Role.PHASE,
-                    phase=Phase.UNPERMUTE,
-                    layer=layer,
-                    name=f"{here}._combine_tokens",
-                    per_step=every_step,
-                )
+                phase(member, "_combine_tokens", layer, name, Phase.UNPERMUTE, per_step=every_step)
             )
         targets += _collectives(type(member).__module__)
     return targets
@@ -252,15 +253,15 @@ def _collectives(module_name: str) -> list[Target]:
     targets = []
     module = sys.modules.get(module_name)
     for attribute, call in (
-        ("all_to_all_single", Call.TIMED),
+        ("all_to_all_single", Call.LAUNCH),
         ("all_to_all_single_autograd", Call.LAUNCH),
-        ("all_gather_into_tensor", Call.TIMED),
+        ("all_gather_into_tensor", Call.LAUNCH),
     ):
         if module is not None and hasattr(module, attribute):
-            targets.append(_exchange(module, attribute, call))
+            targets.append(exchange(module, attribute, f"{module_name}.{attribute}", call))
     reduce = getattr(module, "_AllReduceForward", None)
     if reduce is not None:
-        targets.append(_exchange(reduce, "apply", Call.TIMED))
+        targets.append(exchange(reduce, "apply", f"{module_name}.{reduce.__name__}.apply"))
     for owner_name in WAIT_OWNERS:
         owner = sys.modules.get(owner_name)
         if owner is not None and hasattr(owner, "wait_tensor"):
@@ -276,18 +277,6 @@ def _collectives(module_name: str) -> list[Target]:
                 )
             )
     return targets
-
-
-def _exchange(owner: Any, attribute: str, call: Call) -> Target:
-    return Target(
-        owner=owner,
-        attribute=attribute,
-        role=Role.EXCHANGE,
-        name=f"{owner.__name__}.{attribute}",
-        call=call,
-        shared=True,
-        per_step=False,
-    )
 
 
 def _read_dispatch(result: Any) -> DispatchResult:

@@ -80,8 +80,8 @@ class Injector:
                 self._delay(Phase.COMBINE, self.layer)
             return functional.all_to_all_single_autograd(*args, **kwargs)
 
-        parallel.all_to_all_single = late_counts
-        parallel.all_to_all_single_autograd = late_rows
+        parallel.all_to_all_single = late_counts  # type: ignore[attr-defined, unused-ignore]
+        parallel.all_to_all_single_autograd = late_rows  # type: ignore[attr-defined, unused-ignore]
 
     def _delay(self, phase: Phase, layer: int) -> None:
         for injection in self._delays.get(phase, ()):

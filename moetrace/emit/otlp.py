@@ -24,6 +24,7 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 from moetrace.config import Config
 from moetrace.context import RankContext
 from moetrace.emit.wire import span_attributes
+from moetrace.guard import Guard
 from moetrace.record.types import StepRecord
 from moetrace.self_metrics import SelfMetrics
 from moetrace_schemas import SCHEMA_VERSION, spans
@@ -44,6 +45,7 @@ class Identity(Protocol):
 
     config: Config
     context: RankContext
+    guard: Guard
 
     @property
     def model_name(self) -> str:
@@ -65,7 +67,7 @@ def make_exporter(config: Config) -> SpanExporter:
 
 
 class OtlpEmitter:
-    """Bounded queue in front of an OTLP span exporter."""
+    """Bounded queue in front of an OTLP span exporter. Every record is exported or dropped, counted once."""
 
     name = "otlp"
 
@@ -83,13 +85,11 @@ class OtlpEmitter:
         self._queue: deque[StepRecord] = deque()
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._stopping = False
+        self._stop = threading.Event()
         self._deadline = float("inf")
         self._in_flight = 0
         self._warned = False
-        # The exporter logs every failed request; one line of ours says it once.
-        logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter").addFilter(_silence)
-        logging.getLogger("opentelemetry.exporter.otlp.common.http").addFilter(_silence)
+        self._lost_at_close = False
         self._thread = threading.Thread(target=self._run, name="moetrace-export", daemon=True)
         self._thread.start()
 
@@ -106,27 +106,36 @@ class OtlpEmitter:
     def close(self, deadline_monotonic_s: float) -> bool:
         """Send what is queued until the deadline; the rest is dropped and counted."""
         self._deadline = deadline_monotonic_s
-        self._stopping = True
+        self._stop.set()
         self._wake.set()
         self._thread.join(max(0.0, deadline_monotonic_s - time.monotonic()))
         with self._lock:
             left = len(self._queue) + self._in_flight
             self._queue.clear()
             self._in_flight = 0
+            self._metrics.queue_steps = 0
         if left:
             self._metrics.drop(DropReason.SHUTDOWN_DEADLINE, left)
-        # A request that hangs is left to its own timeout in the daemon thread.
-        threading.Thread(target=self._exporter.shutdown, daemon=True).start()
-        return left == 0
+        if not self._thread.is_alive():
+            self._exporter.shutdown()
+        # Else a request hangs; it is left to its own timeout in the daemon thread.
+        return left == 0 and not self._lost_at_close
 
     def _run(self) -> None:
-        while True:
-            self._wake.wait(timeout=1.0)
-            self._wake.clear()
-            while batch := self._take():
-                self._send(batch)
-            if self._stopping:
-                return
+        silence = _SilenceThread(threading.get_ident())
+        for logger_name in EXPORTER_LOGGERS:
+            logging.getLogger(logger_name).addFilter(silence)
+        try:
+            while True:
+                self._wake.wait()
+                self._wake.clear()
+                while batch := self._take():
+                    self._send(batch)
+                if self._stop.is_set():
+                    return
+        finally:
+            for logger_name in EXPORTER_LOGGERS:
+                logging.getLogger(logger_name).removeFilter(silence)
 
     def _take(self) -> list[StepRecord]:
         with self._lock:
@@ -136,27 +145,48 @@ class OtlpEmitter:
             return batch
 
     def _send(self, batch: list[StepRecord]) -> None:
-        identity = self._identity()
-        readable = [to_span(record, identity) for record in batch]
+        readable = self._encode(batch)
         backoff = FIRST_BACKOFF_S
         for attempt in range(ATTEMPTS):
-            if self._export(readable):
-                self._metrics.exported[self.name] += len(batch)
-                self._in_flight = 0
+            if not readable or self._export(readable):
+                self._metrics.exported[self.name] += self._settle()
                 return
             self._warn_once()
-            if attempt == ATTEMPTS - 1 or time.monotonic() + backoff > self._deadline:
+            pause = backoff * random.uniform(0.5, 1.5)
+            if attempt == ATTEMPTS - 1 or time.monotonic() + pause > self._deadline:
                 break
-            if not self._stopping:
-                self._wake.wait(backoff * random.uniform(0.5, 1.5))
+            if self._stop.is_set():
+                time.sleep(pause)
             else:
-                time.sleep(min(backoff, max(0.0, self._deadline - time.monotonic())))
+                # Not the wake-up of `emit`: new records must not cut the pause short.
+                self._stop.wait(pause)
             backoff = min(backoff * 2, LONGEST_BACKOFF_S)
-        reason = DropReason.SHUTDOWN_DEADLINE if self._stopping else DropReason.EXPORT_FAILED
+        if lost := self._settle():
+            stopping = self._stop.is_set()
+            self._lost_at_close |= stopping
+            self._metrics.drop(DropReason.SHUTDOWN_DEADLINE if stopping else DropReason.EXPORT_FAILED, lost)
+
+    def _settle(self) -> int:
+        """How many records of the batch are this thread's to count: none where `close` has counted them."""
         with self._lock:
-            # `close` may have counted this batch already.
-            lost, self._in_flight = self._in_flight, 0
-        self._metrics.drop(reason, lost)
+            in_flight, self._in_flight = self._in_flight, 0
+            return in_flight
+
+    def _encode(self, batch: list[StepRecord]) -> list[ReadableSpan]:
+        """Spans of a batch, without the records that the wire cannot hold."""
+        identity = self._identity()
+        readable = []
+        for record in batch:
+            try:
+                readable.append(to_span(record, identity))
+            except Exception as error:  # noqa: BLE001 - one bad record must not end the thread
+                with self._lock:
+                    counted = self._in_flight > 0
+                    self._in_flight -= counted
+                if counted:
+                    self._metrics.drop(DropReason.INTERNAL_ERROR)
+                identity.guard.caught("encode", error)
+        return readable
 
     def _export(self, batch: Sequence[ReadableSpan]) -> bool:
         try:
@@ -174,8 +204,22 @@ class OtlpEmitter:
             )
 
 
-def _silence(record: logging.LogRecord) -> bool:
-    return False
+EXPORTER_LOGGERS = (
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.exporter.otlp.common.http",
+)
+"""They log every failed request; one line of ours says it once."""
+
+
+class _SilenceThread(logging.Filter):
+    """Silences one thread: the application's own exporters keep their log lines."""
+
+    def __init__(self, thread: int) -> None:
+        super().__init__()
+        self._thread = thread
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.thread != self._thread
 
 
 def to_span(record: StepRecord, identity: Identity) -> ReadableSpan:

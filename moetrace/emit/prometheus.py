@@ -8,6 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from moetrace.guard import Guard
 from moetrace.record.types import StepRecord
@@ -28,7 +29,9 @@ class PrometheusEmitter:
         phase, step = catalogue.PHASE_DURATION_SECONDS, catalogue.STEP_DURATION_SECONDS
         self._phase = Histogram(phase.name, phase.help, phase.labels, buckets=STEP_BUCKETS, registry=registry)
         self._step = Histogram(step.name, step.help, step.labels, buckets=STEP_BUCKETS, registry=registry)
-        registry.register(_SelfCollector(metrics, guard))
+        self._registry = registry
+        self._self = _SelfCollector(metrics, guard)
+        registry.register(self._self)
 
     def emit(self, record: StepRecord) -> None:
         """Add one step to the histograms."""
@@ -41,11 +44,13 @@ class PrometheusEmitter:
         self._metrics.exported[self.name] += 1
 
     def close(self, deadline_monotonic_s: float) -> bool:
-        """Nothing is queued."""
+        """Leave the registry, so that a later tracer can use it; nothing is queued."""
+        for collector in (self._phase, self._step, self._self):
+            self._registry.unregister(collector)
         return True
 
 
-class _SelfCollector:
+class _SelfCollector(Collector):
     """Reads the tracer's counters at scrape time."""
 
     def __init__(self, metrics: SelfMetrics, guard: Guard) -> None:

@@ -49,7 +49,8 @@ class CoverageReport:
         else:
             counted = sum(layer.counted for layer in self.layers)
             lines = [
-                f"moetrace: {len(self.layers)} MoE layers ({', '.join(sorted({x.adapter for x in self.layers}))}), "
+                f"moetrace: {len(self.layers)} MoE layers "
+                f"({', '.join(sorted({layer.adapter for layer in self.layers}))}), "
                 f"phases {', '.join(self.phases)}; experts counted in {counted}"
             ]
             fused = sorted({phase for layer in self.layers for phase in layer.fused})

@@ -9,10 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from moetrace.adapters.base import Adapter, Call, LayerMatch, Target
-from moetrace.errors import UnsupportedModelError
+from moetrace.adapters.base import Adapter, Call, Count, LayerMatch, Target
+from moetrace.errors import ConfigError, UnsupportedModelError
+from moetrace.guard import Guard
+from moetrace.instrument.counted import counted
 from moetrace.instrument.coverage import CoverageReport, LayerCoverage
-from moetrace.instrument.patches import MARK, Patches, is_wrapped
+from moetrace.instrument.patches import Patches, mark_of
+from moetrace.instrument.steps import top_forward
 from moetrace.instrument.wrap import Observer, timed, timed_launch, timed_wait
 from moetrace.record.buffer import StepBuffer
 from moetrace.record.sites import Role, Site
@@ -23,10 +26,18 @@ if TYPE_CHECKING:
     from moetrace.tracer import Tracer
 
 ADAPTERS = (
-    ("moetrace.adapters.transformers", "TransformersAdapter"),
-    ("moetrace.adapters.reference", "ReferenceAdapter"),
+    ("moetrace.adapters.megatron", "MegatronAdapter", "megatron.core"),
+    ("moetrace.adapters.deepspeed", "DeepSpeedAdapter", "deepspeed"),
+    ("moetrace.adapters.fairscale", "FairscaleAdapter", "fairscale"),
+    ("moetrace.adapters.torchtitan", "TorchtitanAdapter", "torchtitan"),
+    ("moetrace.adapters.olmo_core", "OlmoCoreAdapter", "olmo_core"),
+    ("moetrace.adapters.megablocks", "MegaBlocksAdapter", "megablocks"),
+    ("moetrace.adapters.transformers", "TransformersAdapter", ""),
+    ("moetrace.adapters.transformers_v4", "TransformersV4Adapter", ""),
+    ("moetrace.adapters.reference", "ReferenceAdapter", ""),
 )
-"""In order of preference; the first that finds layers in a model wins for those layers."""
+"""(module, class, framework), in order of preference: the first that finds a layer wins it. An adapter
+with a framework is loaded only where that was imported already: a model of it cannot exist otherwise."""
 
 
 @dataclass(slots=True)
@@ -42,21 +53,35 @@ class Installer:
     """Wraps models for one tracer. Called by the user's thread, never while a step is recorded."""
 
     def __init__(self, tracer: Tracer) -> None:
-        self._tracer = tracer
-        self._shared = Patches()
-        self._shared_keys: set[tuple[int, str]] = set()
+        self.tracer = tracer
         self.installed: list[Instrumented] = []
+        self.hand_written = Patches()
+        """Modules given to `wrap`."""
+        self._shared = Patches()
+        """Functions of frameworks: one wrapper serves all models."""
+        self._shared_keys: set[tuple[int, str]] = set()
+        self.loose_sites: list[int] = []
+        """Functions that `wrap` has returned wrapped: they stay so."""
+
+    def expected_sites(self) -> int:
+        """Wrapped callables that should fire in every step."""
+        placed = [self._shared, self.hand_written, *(entry.patches for entry in self.installed)]
+        numbers = [*self.loose_sites, *(number for patches in placed for number in patches.sites)]
+        return sum(self.tracer.sites.sites[number].per_step for number in numbers)
 
     def install(self, model: Any, *, strict: bool) -> CoverageReport:
         """Find MoE layers and wrap them; a model that is instrumented already is left as it is.
 
         Raises:
+            ConfigError: not a torch module.
             UnsupportedModelError: no MoE layer was found and `strict` is set.
         """
+        if not hasattr(model, "named_modules"):
+            raise ConfigError(f"instrument({type(model).__name__}): a torch.nn.Module expected")
         for entry in self.installed:
             if entry.model is model:
                 return entry.report
-        adapters = [_load(module, name) for module, name in ADAPTERS]
+        adapters = [_load(module, name) for module, name, framework in ADAPTERS if _imported(framework)]
         matches: dict[str, LayerMatch] = {}
         skipped: list[tuple[str, str]] = []
         for adapter in adapters:
@@ -64,90 +89,115 @@ class Installer:
             for match in found.layers:
                 matches.setdefault(match.path, match)
             skipped.extend(found.skipped)
+        for match in [m for m in matches.values() if _is_installed(m)]:
+            skipped.append((match.path, "already instrumented, as part of another model"))
+            del matches[match.path]
         if not matches:
             report = CoverageReport(skipped=tuple(skipped), looked_for=tuple(a.looks_for for a in adapters))
             if strict:
                 raise UnsupportedModelError(str(report))
             return report
-        return self._wrap_all(model, list(matches.values()), skipped)
+        patches = Patches()
+        try:
+            report = self._wrap_all(patches, model, list(matches.values()), skipped)
+        except BaseException:
+            patches.restore()
+            raise
+        self.installed.append(Instrumented(model, patches, report))
+        return report
 
     def _wrap_all(
-        self, model: Any, matches: list[LayerMatch], skipped: list[tuple[str, str]]
+        self, patches: Patches, model: Any, matches: list[LayerMatch], skipped: list[tuple[str, str]]
     ) -> CoverageReport:
         from moetrace.instrument.routing import CountSite
 
-        patches = Patches()
-        count_sites: list[CountSite] = list(self._tracer.count_sites)
+        count_sites: list[CountSite] = list(self.tracer.count_sites)
         for match in matches:
-            routed = received = -1
-            if match.num_experts:
-                routed = len(count_sites)
-                count_sites.append(CountSite(match.layer, match.num_experts))
-                if match.parallel is not None:
-                    received = len(count_sites)
-                    first = match.parallel.rank * match.num_local_experts
-                    count_sites.append(CountSite(match.layer, match.num_experts, CountKind.RECEIVED, first))
+            rows: dict[CountKind, int] = {}
+            first = match.parallel.rank * match.num_local_experts if match.parallel is not None else 0
+            for kind in _count_kinds(match):
+                rows[kind] = len(count_sites)
+                local = (first, match.num_local_experts) if kind is CountKind.RECEIVED else (0, 0)
+                count_sites.append(CountSite(match.layer, match.num_experts, kind, *local))
             for target in match.targets:
                 try:
-                    self._wrap(patches, match, target, routed, received)
+                    self._wrap(patches, match, target, rows)
                 except (AttributeError, TypeError) as error:
                     skipped.append((target.name, f"cannot be wrapped: {error}"))
         parallel = next((match.parallel for match in matches if match.parallel), None)
         if parallel is not None:
-            self._tracer.set_expert_parallel(parallel.rank, parallel.size, parallel.group)
+            self.tracer.set_expert_parallel(parallel.rank, parallel.size, parallel.group)
             self.hook_collectives()
         self._wrap_top(patches, model)
-        self._tracer.set_count_sites(count_sites, _device_of(model))
-        report = CoverageReport(
+        self.tracer.set_count_sites(count_sites, _device_of(model))
+        return CoverageReport(
             layers=tuple(_coverage(match) for match in matches), skipped=tuple(dict.fromkeys(skipped))
         )
-        self.installed.append(Instrumented(model, patches, report))
-        return report
 
-    def _wrap(self, patches: Patches, match: LayerMatch, target: Target, routed: int, received: int) -> None:
+    def _wrap(self, patches: Patches, match: LayerMatch, target: Target, rows: dict[CountKind, int]) -> None:
         if target.shared:
             key = (id(target.owner), target.attribute)
             if key in self._shared_keys:
                 return
             self._shared_keys.add(key)
             patches = self._shared
+        if target.count is not None:
+            if target.count_kind in rows:
+                self._place_count(patches, target, target.count, rows[target.count_kind])
+            return
         observe: Observer | None = None
-        if target.counts_routes and routed >= 0:
-            observe = _route_observer(routed)
+        if target.counts_routes and CountKind.ROUTED in rows:
+            observe = _route_observer(rows[CountKind.ROUTED], self.tracer.guard)
         elif target.read_dispatch is not None:
-            observe = _dispatch_observer(target.read_dispatch, match.layer, received)
+            received = rows.get(CountKind.RECEIVED, -1)
+            observe = _dispatch_observer(target.read_dispatch, match.layer, received, self.tracer.guard)
         self._place(patches, target, observe)
 
     def _place(self, patches: Patches, target: Target, observe: Observer | None = None) -> None:
-        if target.call is not Call.TIMED and is_wrapped(getattr(target.owner, target.attribute)):
+        if mark_of(getattr(target.owner, target.attribute)):
+            # The same function under another module's name.
             return
-        site = self._tracer.sites.add(
-            Site(target.role, target.phase, target.layer, target.name, target.per_step)
-        )
-        failed = self._tracer.guard_stage("counts")
+        tracer = self.tracer
+        site = tracer.sites.add(Site(target.role, target.phase, target.layer, target.name, target.per_step))
 
         def make(current: Callable[..., Any]) -> Callable[..., Any]:
             if target.call is Call.LAUNCH:
-                return timed_launch(current, self._tracer, site, _is_pending)
+                return timed_launch(current, tracer, site, handle_of)
             if target.call is Call.WAIT:
-                return timed_wait(current, self._tracer, site)
-            return timed(current, self._tracer, site, observe=observe, failed=failed)
+                return timed_wait(current, tracer, site, tensor_handles, guess=True)
+            if target.call is Call.WAIT_WORK:
+                return timed_wait(current, tracer, site, work_handles, guess=False)
+            return timed(current, tracer, site, observe=observe)
+
+        patches.replace(target.owner, target.attribute, make)
+        patches.sites.append(site)
+
+    def _place_count(self, patches: Patches, target: Target, count: Count, index: int) -> None:
+        source_side = target.count_kind is not CountKind.RECEIVED
+
+        def make(current: Callable[..., Any]) -> Callable[..., Any]:
+            return counted(current, self.tracer, count, index, source_side=source_side)
 
         patches.replace(target.owner, target.attribute, make)
 
     def _wrap_top(self, patches: Patches, model: Any) -> None:
         """The top module's forward: takes the attention mask, and is a step where none is open."""
-        tracer = self._tracer
         try:
             names = list(inspect.signature(model.forward).parameters)
         except (TypeError, ValueError):
             names = []
         mask_at = names.index("attention_mask") if "attention_mask" in names else -1
+        patches.replace(model, "forward", lambda current: top_forward(self.tracer, current, mask_at))
 
-        def make(current: Callable[..., Any]) -> Callable[..., Any]:
-            return tracer.top_forward(current, mask_at)
+    def count_routes(self, layer: int, num_experts: int, device: Any) -> Observer:
+        """Count the expert ids in a router's result from now on; returns what looks at it."""
+        import torch
 
-        patches.replace(model, "forward", make)
+        from moetrace.instrument.routing import CountSite
+
+        sites = [*self.tracer.count_sites, CountSite(layer, num_experts)]
+        self.tracer.set_count_sites(sites, device or self.tracer.device or torch.device("cpu"))
+        return _route_observer(len(sites) - 1, self.tracer.guard)
 
     def hook_collectives(self) -> None:
         """Wrap torch.distributed's all-to-alls, so that an exchange is told apart from work around it."""
@@ -156,8 +206,9 @@ class Installer:
             return
         functional = importlib.import_module("torch.distributed._functional_collectives")
         owners: list[tuple[Any, str, Call, Role]] = [
-            (distributed, "all_to_all_single", Call.TIMED, Role.EXCHANGE),
-            (distributed, "all_to_all", Call.TIMED, Role.EXCHANGE),
+            (distributed, "all_to_all_single", Call.LAUNCH, Role.EXCHANGE),
+            (distributed, "all_to_all", Call.LAUNCH, Role.EXCHANGE),
+            (distributed.Work, "wait", Call.WAIT_WORK, Role.WAIT),
             (functional, "all_to_all_single", Call.LAUNCH, Role.EXCHANGE),
             (functional, "wait_tensor", Call.WAIT, Role.WAIT),
         ]
@@ -177,9 +228,28 @@ class Installer:
         for entry in [e for e in self.installed if model is None or e.model is model]:
             entry.patches.restore()
             self.installed.remove(entry)
-        if not self.installed:
-            self._shared.restore()
-            self._shared_keys.clear()
+        if model is None:
+            self.hand_written.restore()
+        if self.installed or len(self.hand_written):
+            return
+        self._shared.restore()
+        self._shared_keys.clear()
+        if not self.loose_sites:
+            self.tracer.forget_count_sites()
+
+
+def _count_kinds(match: LayerMatch) -> list[CountKind]:
+    """Kinds of counts of one layer; none where the number of experts is not known."""
+    if not match.num_experts:
+        return []
+    kinds = {CountKind.ROUTED, *(target.count_kind for target in match.targets)}
+    if match.parallel is not None:
+        kinds.add(CountKind.RECEIVED)
+    return [kind for kind in CountKind if kind in kinds]
+
+
+def _imported(framework: str) -> bool:
+    return not framework or framework in sys.modules
 
 
 def _load(module: str, name: str) -> Adapter:
@@ -207,44 +277,76 @@ def _device_of(model: Any) -> Any:
     return parameter.device if parameter is not None else torch.device("cpu")
 
 
-def _is_pending(result: Any) -> bool:
-    # AsyncCollectiveTensor: launched, and waited for at its first use.
-    return getattr(result, "completed", None) is False
+def _is_installed(match: LayerMatch) -> bool:
+    return any(
+        mark_of(vars(target.owner).get(target.attribute)) for target in match.targets if not target.shared
+    )
 
 
-def _route_observer(index: int) -> Observer:
+def handle_of(result: Any) -> int:
+    """What will be waited for, by the result of a collective; 0 where it is there already.
+
+    A functional collective returns a tensor that is waited for at its first use, maybe through a
+    view of it; an asynchronous one a Work object. Work handles are below 0: they are never guessed.
+    """
+    if getattr(result, "completed", None) is False:
+        return id(result.elem)
+    return -id(result) if hasattr(result, "is_completed") else 0
+
+
+def tensor_handles(tensor: Any) -> tuple[int, ...]:
+    """Names under which a tensor that is waited for may have been launched."""
+    return id(tensor), id(getattr(tensor, "elem", tensor))
+
+
+def work_handles(work: Any) -> tuple[int, ...]:
+    """The name under which a Work object was launched."""
+    return (-id(work),)
+
+
+def _route_observer(index: int, guard: Guard) -> Observer:
     import torch
 
     from moetrace.instrument.routing import find_expert_ids, is_recompute
 
-    def observe(buffer: StepBuffer, args: tuple[Any, ...], result: Any) -> None:
+    def count(buffer: StepBuffer, result: Any) -> None:
         ids = find_expert_ids(result)
-        if ids is None or buffer.counter is None:
+        # A model that is instrumented inside a step is counted from the next one on.
+        if ids is None or buffer.counter is None or not buffer.counter.counts(index):
             return
         if is_recompute(torch._C._current_graph_task_id):
             buffer.counter.add_recompute(index, ids)
         else:
             buffer.counter.add(index, ids)
 
+    def observe(buffer: StepBuffer, args: tuple[Any, ...], result: Any) -> None:
+        guard.run("counts", count, buffer, result)
+
     return observe
 
 
-def _dispatch_observer(read: Callable[[Any], Any], layer: int, index: int) -> Observer:
+def _dispatch_observer(read: Callable[[Any], Any], layer: int, index: int, guard: Guard) -> Observer:
     import torch
 
     from moetrace.instrument.routing import is_recompute
 
-    def observe(buffer: StepBuffer, args: tuple[Any, ...], result: Any) -> None:
+    def count(buffer: StepBuffer, result: Any) -> None:
         if is_recompute(torch._C._current_graph_task_id):
             return
         dispatch = read(result)
-        if dispatch.received_ids is not None and buffer.counter is not None and index >= 0:
-            buffer.counter.add(index, dispatch.received_ids)
+        if dispatch is None:
+            return
+        counter = buffer.counter
+        if dispatch.received_ids is not None and counter is not None and index >= 0 and counter.counts(index):
+            counter.add(index, dispatch.received_ids)
         buffer.traffic.append((layer, Phase.DISPATCH, dispatch.row_bytes, dispatch.send_sizes))
         buffer.traffic.append((layer, Phase.COMBINE, dispatch.row_bytes, dispatch.receive_sizes))
         buffer.local_rows.append((layer, dispatch.received_rows))
 
+    def observe(buffer: StepBuffer, args: tuple[Any, ...], result: Any) -> None:
+        guard.run("traffic", count, buffer, result)
+
     return observe
 
 
-__all__ = ["ADAPTERS", "MARK", "Installer", "Instrumented"]
+__all__ = ["ADAPTERS", "Installer", "Instrumented"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -46,6 +46,8 @@ class CountSite:
     kind: CountKind = CountKind.ROUTED
     offset: int = 0
     """Added to every id: the first expert that lives on this rank, where ids are local."""
+    num_local_experts: int = 0
+    """Experts of this rank, where ids are local; 0 where they are global."""
 
 
 class StepCounter:
@@ -54,6 +56,19 @@ class StepCounter:
     def __init__(self, sites: list[CountSite], device: torch.device) -> None:
         self.sites = sites
         self._device = device
+        # Tensors that are made in inference mode could not be counted into outside of it.
+        with torch.inference_mode(False):
+            self._allocate()
+        self._touched: set[int] = set()
+        """Count sites that were counted on the device in this step."""
+        self._known: dict[int, list[int]] = {}
+        """Rows by count site that came as numbers of the host."""
+        self.recompute_pairs: dict[int, int] = {}
+        self.padding: torch.Tensor | None = None
+        """Per-token padding flag [T] of the running forward (1 = padding), or None."""
+
+    def _allocate(self) -> None:
+        sites, device = self.sites, self._device
         self._starts: list[int] = []
         total = 0
         for site in sites:
@@ -65,34 +80,73 @@ class StepCounter:
             for start, site in zip(self._starts, sites, strict=True)
         ]
         self._one = torch.ones((), dtype=torch.int64, device=device)
-        on_device = device.type != "cpu"
-        self._host = (
-            torch.zeros(total, dtype=torch.int64, pin_memory=on_device) if on_device else self._counts
-        )
-        self._copied = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call, unused-ignore]
-        self._used = False
-        self.recompute_pairs: dict[int, int] = {}
-        self.padding: torch.Tensor | None = None
-        """Per-token padding flag [T] of the running forward (True = padding), or None."""
+        # Other devices have no pinned copy: the drain thread reads, and waits for, the counts themselves.
+        on_cuda = device.type == "cuda"
+        self._host = torch.zeros(total, dtype=torch.int64, pin_memory=True) if on_cuda else self._counts
+        self._copied: Any = cast(Any, torch.cuda.Event)() if on_cuda else None
+
+    def counts(self, index: int) -> bool:
+        """Whether this counter has a row for count site `index`."""
+        return index < len(self.sites)
 
     def add(self, index: int, expert_ids: torch.Tensor) -> None:
-        """Add the pairs of one router call: ids [.., K]. No host sync, no allocation that outlives the call."""
+        """Add the pairs of one router call: ids [.., K]. No host sync; nothing allocated stays."""
         site = self.sites[index]
         bins = site.num_experts + OUT_OF_RANGE_BINS
         ids = expert_ids.detach()
         if ids.dtype != torch.int64:
             ids = ids.long()
-        if site.offset:
-            ids = ids + site.offset
+        if site.num_local_experts:
+            # An id of no local expert must not become the id of another rank's.
+            ids = torch.where((ids >= 0) & (ids < site.num_local_experts), ids + site.offset, -1)
         ids = ids.clamp(-1, site.num_experts).add_(1)
         padding = self.padding
-        if padding is not None and site.kind is CountKind.ROUTED:
-            width = ids.shape[-1]
+        if padding is not None and site.kind is CountKind.ROUTED and padding.numel():
+            # Ids without a dimension for the slots are one per token, or those of a token side by side.
+            width = ids.shape[-1] if ids.dim() > 1 else ids.numel() // padding.numel()
             if padding.numel() * width == ids.numel():
                 ids = ids.reshape(-1, width) + padding.unsqueeze(1) * bins
         flat = ids.reshape(-1)
         self._rows[index].scatter_add_(0, flat, self._one.expand(flat.shape))
-        self._used = True
+        self._touched.add(index)
+
+    def add_mask(self, index: int, mask: torch.Tensor, pairs: int) -> None:
+        """Add the pairs of one router call as a mask [.., E], non-zero where chosen."""
+        site, row = self.sites[index], self._rows[index]
+        chosen = mask.detach().reshape(-1, mask.shape[-1])
+        if chosen.dtype.is_floating_point:
+            chosen = chosen != 0
+        total, padding = chosen.sum(0), self.padding
+        if padding is not None and site.kind is CountKind.ROUTED and padding.numel() == chosen.shape[0]:
+            padded = (chosen * padding.unsqueeze(1)).sum(0)
+            at = site.num_experts + OUT_OF_RANGE_BINS + 1
+            row[at : at + site.num_experts].add_(padded)
+            total = total - padded
+        row[1 : 1 + site.num_experts].add_(total)
+        self._touched.add(index)
+
+    def add_counts(self, index: int, counts: torch.Tensor | list[int], pairs: int) -> None:
+        """Add pairs per expert [E], or per local expert [e] of a `received` row."""
+        site = self.sites[index]
+        if isinstance(counts, torch.Tensor) and counts.device.type == "cpu" != self._device.type:
+            counts = counts.tolist()  # a framework that has them on the host already
+        if isinstance(counts, torch.Tensor):
+            first = 1 + site.offset
+            self._rows[index][first : first + counts.numel()].add_(counts.detach().reshape(-1))
+            self._touched.add(index)
+            return
+        for expert, rows in enumerate(counts, site.offset):
+            self.add_rows(index, expert, rows)
+
+    def add_rows(self, index: int, expert: int, rows: int) -> None:
+        """Add pairs of one expert that the host knows."""
+        known = self._known.setdefault(index, [0] * self.sites[index].num_experts)
+        known[expert] += rows
+
+    def add_recompute_pairs(self, index: int, pairs: int) -> None:
+        """Note a number of pairs that activation recompute routed again."""
+        layer = self.sites[index].layer
+        self.recompute_pairs[layer] = self.recompute_pairs.get(layer, 0) + pairs
 
     def add_recompute(self, index: int, expert_ids: torch.Tensor) -> None:
         """Note pairs that activation recompute routed again; they are counted apart, as one total."""
@@ -102,31 +156,37 @@ class StepCounter:
     def finish(self) -> None:
         """Start the copy to the host; called by the model thread at the end of the step."""
         self.padding = None
-        if self._used and self._copied is not None:
+        if self._touched and self._copied is not None:
             self._host.copy_(self._counts, non_blocking=True)
             self._copied.record()
 
     def ready(self) -> bool:
         """Whether `rows` may be read. Never waits."""
-        return self._copied is None or not self._used or bool(self._copied.query())
+        return self._copied is None or not self._touched or bool(self._copied.query())
 
     def rows(self) -> tuple[ExpertRow, ...]:
-        """Counts by layer and kind; for the drain thread, once `ready`."""
-        if not self._used and not self.recompute_pairs:
-            return ()
-        numbers = self._host.tolist()
-        result = []
-        for site, start in zip(self.sites, self._starts, strict=True):
-            result.extend(_site_rows(site, numbers, start))
+        """Counts by layer and kind, of layers that were counted; for the drain thread, once `ready`."""
+        # A step without counts on the device was not copied to the host either.
+        numbers = self._host.tolist() if self._touched else [0] * self._host.numel()
+        for index, known in self._known.items():
+            start = self._starts[index] + 1
+            for expert, rows in enumerate(known):
+                numbers[start + expert] += rows
+        result: list[ExpertRow] = []
+        for index, (site, start) in enumerate(zip(self.sites, self._starts, strict=True)):
+            # A layer that nobody counted is missing; it is not zero.
+            if index in self._touched or index in self._known:
+                result.extend(_site_rows(site, numbers, start))
         for layer, pairs in sorted(self.recompute_pairs.items()):
             result.append(ExpertRow(layer=layer, kind=CountKind.RECOMPUTE, counts=(pairs,)))
         return tuple(result)
 
     def clear(self) -> None:
         """Zero the counts for the next step; called by the model thread when it takes the buffer."""
-        if self._used:
+        if self._touched:
             self._counts.zero_()
-        self._used = False
+        self._touched.clear()
+        self._known.clear()
         self.recompute_pairs.clear()
         self.padding = None
 

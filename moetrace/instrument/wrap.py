@@ -7,11 +7,13 @@ four integers into a preallocated array.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from moetrace.instrument.patches import MARK
-from moetrace.record.buffer import StepBuffer
+from moetrace.guard import Guard
+from moetrace.instrument.patches import mark_wrapper
+from moetrace.record.buffer import TICKET_SHIFT, StepBuffer
 from moetrace_schemas.columns import RowFlag
 
 _ERROR = int(RowFlag.ERROR)
@@ -25,9 +27,32 @@ class Recorder(Protocol):
     buffer: StepBuffer | None
     """The sampled step that is being recorded, or None."""
 
+    guard: Guard
+
+    def record_failed(self, error: BaseException) -> None:
+        """Count a fault of a clock or buffer. Never raises."""
+        ...
+
+
+class Retired:
+    """The recorder of a wrapper that could not be taken out: it records nothing."""
+
+    def __init__(self) -> None:
+        self.buffer: StepBuffer | None = None
+        self.guard = Guard()
+
+    def record_failed(self, error: BaseException) -> None:
+        """Nothing is recorded, so nothing fails."""
+
+
+RETIRED = Retired()
 
 Observer = Callable[[StepBuffer, tuple[Any, ...], Any], None]
-"""Looks at a call's positional arguments and result (counts, rows). Guarded by the caller."""
+"""Looks at a call's positional arguments and result (counts, rows)."""
+
+
+class _Unraised(Exception):
+    """Stands in for torch's."""
 
 
 def _never() -> bool:
@@ -38,31 +63,49 @@ def _no_task() -> int:
     return -1
 
 
-def _torch_state() -> tuple[Callable[[], bool], Callable[[], int]]:
-    """(is torch.compile tracing this frame, id of the autograd graph task that runs now or -1)."""
-    try:
+class TorchState:
+    """What wrappers ask of torch; harmless constants where the process has not imported it."""
+
+    __slots__ = ("compiling", "graph_task", "stop_recompute")
+
+    compiling: Callable[[], bool]
+    """Whether torch.compile is tracing this frame."""
+    graph_task: Callable[[], int]
+    """The autograd graph task that runs on this thread, or -1."""
+    stop_recompute: type[BaseException]
+    """Raised by activation checkpointing through a recomputed forward once it has seen enough."""
+
+    def __init__(self) -> None:
+        self.compiling, self.graph_task, self.stop_recompute = _never, _no_task, _Unraised
+        if "torch" not in sys.modules:
+            return
         import torch
-    except ImportError:
-        return _never, _no_task
-    compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
-    task: Callable[[], int] = torch._C._current_graph_task_id
-    return compiling, task
+        from torch.utils import checkpoint
+
+        self.compiling = torch.compiler.is_dynamo_compiling
+        self.graph_task = torch._C._current_graph_task_id
+        self.stop_recompute = getattr(checkpoint, "_StopRecomputationError", _Unraised)
+
+    def flags(self) -> int:
+        """RECOMPUTE where a forward runs inside backward: that is activation recompute."""
+        return 0 if self.graph_task() == -1 else _RECOMPUTE
+
+    def error_flags(self, error: BaseException) -> int:
+        """Flags of a call that `error` leaves."""
+        flags = self.flags()
+        return flags if isinstance(error, self.stop_recompute) else flags | _ERROR
 
 
 def timed(
-    function: Callable[..., Any],
-    recorder: Recorder,
-    site: int,
-    *,
-    observe: Observer | None = None,
-    failed: Callable[[BaseException], None] | None = None,
+    function: Callable[..., Any], recorder: Recorder, site: int, *, observe: Observer | None = None
 ) -> Callable[..., Any]:
     """Wrap a callable so that each call becomes one interval of `site`.
 
     Signature, arguments, result and exceptions are the callable's own. `observe` runs after the end
     mark, so that its cost is not charged to the phase.
     """
-    compiling, graph_task = _torch_state()
+    state = TorchState()
+    compiling, graph_task = state.compiling, state.graph_task
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -72,88 +115,131 @@ def timed(
         buffer = recorder.buffer
         if buffer is None:
             return function(*args, **kwargs)
-        mark = buffer.mark
-        start = mark()
+        try:
+            start = buffer.mark()
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
+            recorder.record_failed(error)
+            return function(*args, **kwargs)
         try:
             result = function(*args, **kwargs)
-        except BaseException:
-            buffer.add(site, start, mark(), _ERROR)
+        except BaseException as error:
+            close_interval(buffer, recorder, site, start, state.error_flags(error))
             raise
-        # A forward inside backward is activation recompute.
-        flags = 0 if graph_task() == -1 else _RECOMPUTE
-        buffer.add(site, start, mark(), flags)
-        if observe is not None:
-            try:
+        try:
+            buffer.add(site, start, buffer.mark(), 0 if graph_task() == -1 else _RECOMPUTE)
+            if observe is not None:
                 observe(buffer, args, result)
-            except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
-                if failed is not None:
-                    failed(error)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
+            recorder.record_failed(error)
         return result
 
-    setattr(wrapper, MARK, function)
-    return wrapper
+    def retire() -> None:
+        nonlocal recorder
+        recorder = RETIRED
+
+    return mark_wrapper(wrapper, function, retire)
 
 
 def timed_launch(
     function: Callable[..., Any],
     recorder: Recorder,
     site: int,
-    is_pending: Callable[[Any], bool],
+    handle_of: Callable[[Any], int],
 ) -> Callable[..., Any]:
     """Wrap a collective that may return before its result is there.
 
-    `is_pending(result)` says so; the interval is then only the launch, and the wait that follows
-    ends the exchange (moetrace.record.assemble).
+    `handle_of(result)` names what will be waited for, 0 where the result is there; the interval is
+    then only the launch, and the wait that follows ends the exchange (moetrace.record.exchanges).
     """
-    compiling, graph_task = _torch_state()
+    state = TorchState()
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if compiling():
+        if state.compiling():
             return function(*args, **kwargs)
         buffer = recorder.buffer
         if buffer is None:
             return function(*args, **kwargs)
-        pending = buffer.pending
-        mark = buffer.mark
-        start = mark()
+        try:
+            launches = buffer.launches
+            start = buffer.mark()
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
+            recorder.record_failed(error)
+            return function(*args, **kwargs)
         try:
             result = function(*args, **kwargs)
-        except BaseException:
-            buffer.add(site, start, mark(), _ERROR)
+        except BaseException as error:
+            close_interval(buffer, recorder, site, start, state.error_flags(error))
             raise
-        flags = 0 if graph_task() == -1 else _RECOMPUTE
-        # A launch inside this call (a wrapper around a collective that is wrapped too) is the one
-        # that the wait will end.
-        if buffer.pending == pending and is_pending(result):
-            flags |= _ASYNC
-            buffer.pending += 1
-        buffer.add(site, start, mark(), flags)
+        try:
+            end, flags = buffer.mark(), state.flags()
+            handle = handle_of(result)
+            # A launch inside this call (a wrapper around a collective that is wrapped too) is the
+            # one that the wait will end.
+            if handle and buffer.launches == launches:
+                flags |= _ASYNC | buffer.launch(handle) << TICKET_SHIFT
+            buffer.add(site, start, end, flags)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
+            recorder.record_failed(error)
         return result
 
-    setattr(wrapper, MARK, function)
-    return wrapper
+    def retire() -> None:
+        nonlocal recorder
+        recorder = RETIRED
+
+    return mark_wrapper(wrapper, function, retire)
 
 
-def timed_wait(function: Callable[..., Any], recorder: Recorder, site: int) -> Callable[..., Any]:
-    """Wrap the wait for a launched exchange; waits for anything else are not recorded."""
-    compiling, _ = _torch_state()
+def timed_wait(
+    function: Callable[..., Any],
+    recorder: Recorder,
+    site: int,
+    handles_of: Callable[[Any], tuple[int, ...]],
+    *,
+    guess: bool,
+) -> Callable[..., Any]:
+    """Wrap the wait for a launched exchange; waits for anything else are not recorded.
+
+    `handles_of(first argument)` names what is waited for. With `guess`, a wait for something unknown
+    (a view of the result) ends the oldest exchange in flight.
+    """
+    state = TorchState()
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if compiling():
+        if state.compiling():
             return function(*args, **kwargs)
         buffer = recorder.buffer
-        if buffer is None or buffer.pending == 0:
+        if buffer is None or not buffer.in_flight:
             return function(*args, **kwargs)
-        # Taken before the call: a wait may reach another wrapped wait for the same exchange.
-        buffer.pending -= 1
-        mark = buffer.mark
-        start = mark()
         try:
+            # Taken before the call: a wait may reach another wrapped wait for the same exchange.
+            ticket = buffer.landed(handles_of(args[0]) if args else (), guess=guess)
+            start = buffer.mark()
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
+            recorder.record_failed(error)
+            ticket = 0
+        if not ticket:
             return function(*args, **kwargs)
-        finally:
-            buffer.add(site, start, mark())
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            flags = state.error_flags(error) | ticket << TICKET_SHIFT
+            close_interval(buffer, recorder, site, start, flags)
+            raise
+        close_interval(buffer, recorder, site, start, state.flags() | ticket << TICKET_SHIFT)
+        return result
 
-    setattr(wrapper, MARK, function)
-    return wrapper
+    def retire() -> None:
+        nonlocal recorder
+        recorder = RETIRED
+
+    return mark_wrapper(wrapper, function, retire)
+
+
+def close_interval(buffer: StepBuffer, recorder: Recorder, site: int, start: int, flags: int) -> None:
+    """End an interval now. Never raises."""
+    try:
+        buffer.add(site, start, buffer.mark(), flags)
+    except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
+        recorder.record_failed(error)

@@ -17,6 +17,8 @@ from moetrace_schemas.enums import ForwardMode
 
 WIDTH = 4
 """Numbers per interval: site, start mark, end mark, flags."""
+TICKET_SHIFT = 16
+"""Above the row flags: the number that a launch and its wait have in common, 0 for all else."""
 
 
 class StepBuffer:
@@ -27,13 +29,16 @@ class StepBuffer:
         "cohort",
         "counter",
         "end_mark",
+        "ended",
         "forward_mode",
+        "in_flight",
+        "launches",
         "length",
         "local_rows",
         "mark",
         "microbatch",
+        "number",
         "overflow",
-        "pending",
         "placement_version",
         "slots",
         "start_mark",
@@ -44,7 +49,8 @@ class StepBuffer:
         "warmup",
     )
 
-    def __init__(self, clock: Clock, max_intervals: int) -> None:
+    def __init__(self, clock: Clock, max_intervals: int, number: int = 0) -> None:
+        self.number = number
         self.capacity = max_intervals * WIDTH
         self.slots = array("q", bytes(8 * self.capacity))
         self.track = clock.track(max_intervals * 2 + 2)
@@ -53,6 +59,10 @@ class StepBuffer:
         self.counter: Any = None
         self.traffic: list[tuple[int | None, str, int, list[int]]] = []
         self.local_rows: list[tuple[int | None, int]] = []
+        self.in_flight: dict[int, int] = {}
+        """Handle of a launched exchange -> its ticket, oldest first."""
+        self.ended: set[int] = set()
+        """Handles that were waited for."""
         self.begin(0)
 
     def begin(
@@ -76,7 +86,9 @@ class StepBuffer:
         self.start_unix_ns = start_unix_ns
         self.length = 0
         self.overflow = 0
-        self.pending = 0
+        self.launches = 0
+        self.in_flight.clear()
+        self.ended.clear()
         self.start_mark = -1
         self.end_mark = -1
         self.traffic.clear()
@@ -95,6 +107,27 @@ class StepBuffer:
         slots[position + 3] = flags
         self.length = position + WIDTH
 
+    def launch(self, handle: int) -> int:
+        """Note an exchange in flight; returns its ticket."""
+        self.launches += 1
+        self.in_flight[handle] = self.launches
+        self.ended.discard(handle)
+        return self.launches
+
+    def landed(self, handles: tuple[int, ...], *, guess: bool) -> int:
+        """The ticket of the exchange that a wait ends, 0 for none.
+
+        With `guess`, a wait for something that was never seen ends the oldest exchange in flight that
+        may go by another name (handle above 0).
+        """
+        known = next((handle for handle in handles if handle in self.in_flight), 0)
+        if not known and guess and not any(handle in self.ended for handle in handles):
+            known = next((handle for handle in self.in_flight if handle > 0), 0)
+        if not known:
+            return 0
+        self.ended.update(handles)
+        return self.in_flight.pop(known)
+
     def intervals(self) -> list[tuple[int, int, int, int]]:
         """All intervals as (site, start mark, end mark, flags), in order of their end."""
         slots = self.slots
@@ -105,7 +138,7 @@ class BufferPool:
     """A fixed number of buffers, and the queue of those that wait for the drain thread."""
 
     def __init__(self, clock: Clock, count: int, max_intervals: int) -> None:
-        self.all_buffers = tuple(StepBuffer(clock, max_intervals) for _ in range(count))
+        self.all_buffers = tuple(StepBuffer(clock, max_intervals, number) for number in range(count))
         self._free = deque(self.all_buffers)
         # SimpleQueue.put never blocks and takes no Python-level lock; the pool bounds its length.
         self.filled: SimpleQueue[StepBuffer | None] = SimpleQueue()

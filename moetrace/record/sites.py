@@ -7,6 +7,9 @@ from enum import Enum
 
 from moetrace_schemas.enums import Phase
 
+STEP_LEVEL = -1
+"""Layer number of what belongs to no MoE layer."""
+
 
 class Role(Enum):
     """What the time inside a wrapped callable means."""
@@ -37,6 +40,8 @@ class Site:
     """Where it is, for the coverage report: `model.layers.0.mlp.gate.forward`."""
     per_step: bool = True
     """Whether it is expected to fire in every step (coverage)."""
+    alone: bool = False
+    """Where no site encloses it, it counts at step level; without this, it is then none of ours."""
 
 
 class SiteTable:

@@ -143,7 +143,8 @@ def unpack(layout: Layout, block: bytes) -> tuple[dict[str, array[int]], array[i
         expected = sum(columns[layout.lengths])
         if len(block) - offset != expected * 8:
             raise ColumnsError(
-                f"block kind {layout.kind}: {expected} values expected after the rows, got {len(block) - offset} bytes"
+                f"block kind {layout.kind}: {expected} values expected after the rows, "
+                f"got {len(block) - offset} bytes"
             )
         values = _from_little_endian("q", block[offset:])
     return columns, values

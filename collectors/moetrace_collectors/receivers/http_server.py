@@ -24,54 +24,54 @@ START_TIMEOUT_S = 10.0
 class HttpServer:
     """Bound when made, serving between `start` and `stop`."""
 
-    def __init__(self, routes: Sequence[Route], *, host: str, port: int) -> None:
-        """Bind.
+    def __init__(self, *, host: str, port: int) -> None:
+        """Bind, so that a taken port is known before anything else is opened.
 
         Raises:
             UsageError: the port is taken, or the host is not an address of this machine.
         """
         self._socket = _bind(host, port)
         self.port: int = self._socket.getsockname()[1]
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, routes: Sequence[Route]) -> None:
+        """Serve these routes; returns once requests are answered."""
         app: ASGIApp = Starlette(routes=list(routes))
         if _is_loopback(self._socket.getsockname()[0]):
             app = LoopbackHostOnly(app)
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                http="h11",
-                ws="none",
-                loop="asyncio",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                limit_concurrency=MAX_CONNECTIONS,
-                timeout_keep_alive=30,
-                timeout_graceful_shutdown=GRACE_S,
-            )
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=GRACE_S,
         )
-        self._thread = threading.Thread(target=self._run, name="moetrace-http", daemon=True)
-
-    def start(self) -> None:
-        """Serve; returns once requests are answered."""
+        server = self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=server.run, args=([self._socket],), name="moetrace-http", daemon=True
+        )
         self._thread.start()
-        waited = threading.Event()
+        pause = threading.Event()
         for _ in range(int(START_TIMEOUT_S * 100)):
-            if self._server.started or not self._thread.is_alive():
+            if server.started or not self._thread.is_alive():
                 break
-            waited.wait(0.01)
-        if not self._server.started:
-            raise UsageError("the HTTP server did not start")
+            pause.wait(0.01)
+        if not server.started:
+            raise UsageError("the HTTP server did not start; see the log above")
 
     def stop(self) -> None:
-        """Refuse new requests, let running ones end, close the socket."""
-        self._server.should_exit = True
-        if self._thread.is_alive():
+        """Refuse new requests, let running ones end, close the socket; harmless where it never started."""
+        if self._server is not None and self._thread is not None:
+            self._server.should_exit = True
             self._thread.join(GRACE_S + 5)
         self._socket.close()
-
-    def _run(self) -> None:
-        self._server.run(sockets=[self._socket])
 
 
 class LoopbackHostOnly:

@@ -133,7 +133,9 @@ def _ids_to_base64(document: dict[str, Any]) -> None:
 
 def _unhex(name: str, value: object) -> bytes:
     try:
-        return binascii.unhexlify(str(value))
+        if not isinstance(value, str):
+            raise ValueError("not a string")
+        return binascii.unhexlify(value)
     except ValueError as error:
         raise _malformed(f"{name} {str(value)[:40]!r}: hex expected") from error
 

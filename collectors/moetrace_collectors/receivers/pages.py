@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.concurrency import run_in_threadpool
@@ -32,9 +33,12 @@ are drivers' defaults that change nothing here: the endpoint is one reader witho
 class Pages:
     """GET /healthz, /metrics and /ping; GET and POST / for SQL."""
 
-    def __init__(self, *, registry: CollectorRegistry, queries: QueryRunner) -> None:
+    def __init__(
+        self, *, registry: CollectorRegistry, queries: QueryRunner, is_healthy: Callable[[], bool]
+    ) -> None:
         self._registry = registry
         self._queries = queries
+        self._is_healthy = is_healthy
 
     def routes(self) -> list[Route]:
         """The routes to mount."""
@@ -46,6 +50,8 @@ class Pages:
         ]
 
     async def _health(self, request: Request) -> Response:
+        if not self._is_healthy():
+            return PlainTextResponse("the worker has ended: nothing is joined or stored any more\n", 503)
         return PlainTextResponse("ok\n")
 
     async def _ping(self, request: Request) -> Response:
@@ -64,7 +70,8 @@ class Pages:
                 # What a ClickHouse server says to a bare GET.
                 return PlainTextResponse("Ok.\n")
             query = _query(request, sql)
-            result = await run_in_threadpool(self._queries.run, query)
+            # Not the pool that decodes requests: slow queries must not keep ranks waiting.
+            result = await asyncio.to_thread(self._queries.run, query)
         except QueryError as error:
             headers = {"X-ClickHouse-Exception-Code": str(error.code)} if error.code else {}
             if error.status == 503:

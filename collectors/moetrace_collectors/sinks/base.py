@@ -54,6 +54,9 @@ class Sink(Protocol):
             SinkError: a write failed; what is left stays buffered, unless the error is final.
         """
 
+    def abandon(self) -> None:
+        """Give up what is buffered, and count it as lost."""
+
     def close(self) -> None:
         """Give the destination back; nothing is written any more."""
 

@@ -115,6 +115,14 @@ class ClickHouseSink:
             self._unwritten.pop(0)
         self._num_unwritten_steps = 0
 
+    def abandon(self) -> None:
+        """See Sink."""
+        unwritten, self._unwritten = self._unwritten, []
+        self._render()
+        for rows in (*unwritten, *self._unwritten):
+            self._on_lost(rows.table, len(rows))
+        self._unwritten, self._num_unwritten_steps = [], 0
+
     def close(self) -> None:
         """See Sink."""
         self._client.close()

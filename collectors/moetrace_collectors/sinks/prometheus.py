@@ -98,6 +98,9 @@ class PrometheusSink:
     def flush(self) -> None:
         """See Sink."""
 
+    def abandon(self) -> None:
+        """See Sink."""
+
     def close(self) -> None:
         """See Sink."""
 

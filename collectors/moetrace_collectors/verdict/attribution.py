@@ -36,7 +36,7 @@ class Blame:
     confirmed_ns: FloatArray
     """[R, P]: the part of it that waits confirm."""
     deviation_ns: FloatArray
-    """[R, P]: work minus the group's mean, summed over exchanges with its sign: noise cancels, faults add up."""
+    """[R, P]: work minus the group's mean, summed with its sign: noise cancels, faults add up."""
     group_of: IntArray
     """[R]: index into `frontiers`."""
 
@@ -53,30 +53,63 @@ class Blame:
             share=worth / total if total else 0.0,
         )
 
+    def shadow_of(self, index: int, phase: int) -> Suspect | None:
+        """The rank that would have released the suspect's exchanges had the suspect been average there.
+
+        An extension names one rank per exchange, so a second rank that is late at the same ones stays in
+        the shadow of the first, however close it is::
+
+            rank 1  |======== 80 ========|       extension of the exchange: all rank 1's
+            rank 6  |======= 78 ========|~|      fixing rank 1 alone gives back 2
+            rank 3  |== 20 ==|~~~~~~~~~~~~|
+
+        Its worth is its own work above the mean, summed over these exchanges.
+        """
+        frontier, place, barriers = self.barriers_of(index, phase)
+        above = frontier.total_work_ns[:, barriers] - frontier.mean_work_ns[barriers]
+        above[place] = 0
+        shadows = np.maximum(above, 0).sum(axis=1)
+        second = int(shadows.argmax())
+        if shadows[second] <= 0:
+            return None
+        work = frontier.sequence.work_ns[:, barriers].sum(axis=1)
+        total = int(frontier.extension_ns.sum())
+        return Suspect(
+            rank=int(frontier.sequence.ranks[second]),
+            phase=PHASE_BY_CODE[int((work[second] - work.mean(axis=0)).argmax())],
+            layer=None,
+            worth_ns=int(shadows[second]),
+            share=int(shadows[second]) / total if total else 0.0,
+        )
+
     def barriers_of(self, index: int, phase: int) -> tuple[GroupFrontier, int, IntArray]:
         """The group's frontier, the rank's place in it, and the exchanges that this cell sums."""
         frontier = self.frontiers[int(self.group_of[index])]
         place = int(np.searchsorted(frontier.sequence.ranks, self.ranks[index]))
-        return frontier, place, np.flatnonzero((frontier.critical == place) & (frontier.work_phase == phase))
+        return (
+            frontier,
+            place,
+            np.flatnonzero((frontier.critical == place) & (frontier.work_phase == phase) & frontier.told),
+        )
 
     def _layer(self, frontier: GroupFrontier, index: int, phase: int) -> int | None:
+        """The layer that holds half of a cell's worth; the work of a step of one layer is that layer's."""
         _, _, barriers = self.barriers_of(index, phase)
-        by_layer: dict[int, int] = {}
-        layers = frontier.sequence.work_layer[barriers, phase].tolist()
-        for layer, extension in zip(layers, frontier.extension_ns[barriers].tolist(), strict=True):
-            by_layer[layer] = by_layer.get(layer, 0) + extension
-        total = sum(by_layer.values())
-        for layer, extension in sorted(by_layer.items(), key=lambda item: (-item[1], item[0])):
-            # A step of one layer has nothing to tell apart, but the layer is still where it happened.
-            return layer if layer != TAIL_LAYER and extension >= LAYER_SHARE * total > 0 else None
-        return None
+        if not len(barriers):
+            return None
+        layers, place = np.unique(frontier.sequence.work_layer[barriers, phase], return_inverse=True)
+        by_layer = np.bincount(place, frontier.extension_ns[barriers])
+        largest = int(by_layer.argmax())
+        named = layers[largest] != TAIL_LAYER and by_layer[largest] >= LAYER_SHARE * by_layer.sum() > 0
+        return int(layers[largest]) if named else None
 
 
 def blame(frontiers: Sequence[GroupFrontier]) -> Blame:
     """Sum the extensions of every group's exchanges by (rank, phase)."""
-    worth = [_by_rank_and_phase(frontier, frontier.extension_ns.astype(np.float64)) for frontier in frontiers]
+    worth = [_by_rank_and_phase(f, (f.extension_ns * f.told).astype(np.float64)) for f in frontiers]
     confirmed = [
-        _by_rank_and_phase(frontier, frontier.extension_ns * frontier.confirmed) for frontier in frontiers
+        _by_rank_and_phase(f, f.extension_ns * f.confirmed * f.told * ~f.sequence.unmatched)
+        for f in frontiers
     ]
     deviation = [_deviation(frontier) for frontier in frontiers]
     ranks = np.concatenate([frontier.sequence.ranks for frontier in frontiers])

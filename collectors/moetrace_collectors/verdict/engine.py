@@ -6,95 +6,71 @@ No I/O, no clock, no thread: the same steps in the same order give the same verd
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass, replace
 
-import numpy as np
-
-from moetrace_collectors.model import JoinedStep, StepVerdict
-from moetrace_collectors.verdict.attribution import Blame, blame
-from moetrace_collectors.verdict.cause import CAUSE_BY_PHASE
-from moetrace_collectors.verdict.evidence import Grade, grade
+from moetrace_collectors.model import JoinedStep, StepVerdict, Suspect
+from moetrace_collectors.verdict.attribution import blame
+from moetrace_collectors.verdict.cause import cause_of, explained_cells
+from moetrace_collectors.verdict.evidence import MATERIAL, Grade, grade, link_grade
 from moetrace_collectors.verdict.frontier import (
     GroupFrontier,
     barrier_results,
     frontier_by_phase,
     group_frontier,
 )
-from moetrace_collectors.verdict.history import RunHistory
-from moetrace_collectors.verdict.sequence import group_sequences
+from moetrace_collectors.verdict.matching import group_sequences
+from moetrace_collectors.verdict.memory import RunMemory
 from moetrace_schemas.enums import Cause, Evidence, ForwardMode
 
-MAX_HISTORIES = 32
+MAX_RUNS = 32
 """(run, forward mode) pairs remembered; the least recently judged is forgotten first."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Finding:
+    """What was decided about a step, beside its figures."""
+
+    graded: Grade
+    suspect: Suspect | None = None
+    runner_up: Suspect | None = None
+    cause: Cause = Cause.UNKNOWN
+
+
 class VerdictEngine:
-    """Judges steps one by one and remembers what calm steps of each run and forward mode look like."""
+    """Judges steps one by one and remembers what calm steps of each run and forward mode look like.
+
+    Warm-up steps and steps with missing ranks are judged, but stay out of that memory.
+    """
 
     def __init__(self) -> None:
-        self._histories: OrderedDict[tuple[str, ForwardMode], RunHistory] = OrderedDict()
+        self._memories: OrderedDict[tuple[str, ForwardMode], RunMemory] = OrderedDict()
 
     def judge(self, joined: JoinedStep) -> StepVerdict:
-        """The verdict of one step, and its place in the history of its run and forward mode."""
-        frontiers = tuple(group_frontier(s) for s in group_sequences(joined) if len(s.ranks))
-        mode = joined.rank_steps[0].forward_mode if joined.rank_steps else ForwardMode.MIXED
+        """The verdict of one step; the step then joins the memory of its run and forward mode."""
+        sequences = group_sequences(joined) if joined.rank_steps else ()
+        frontiers = tuple(group_frontier(sequence) for sequence in sequences)
+        mode = _forward_mode(joined)
         warmup = any(rank_step.warmup for rank_step in joined.rank_steps)
-        partial = bool(joined.missing_ranks) or any(
-            len(f.sequence.ranks) < f.sequence.ep_size for f in frontiers
-        )
-        if not frontiers:
-            return self._verdict(
-                joined, mode, frontiers, None, _insufficient("No rank arrived."), partial, warmup
-            )
-        slowest = max(frontiers, key=lambda frontier: frontier.step_ns)
-        judged = tuple(f for f in frontiers if f.sequence.num_exchanges and len(f.sequence.ranks) > 1)
-        if not judged:
-            reason = "No exchange between ranks: without waits no rank can be told from another."
-            return self._verdict(joined, mode, frontiers, None, _insufficient(reason), partial, warmup)
-        blamed = blame(judged)
-        history = self._history(joined, mode, int(blamed.ranks[-1]) + 1)
-        if partial:
-            graded = _insufficient("Ranks are missing, and one of them may have been the slowest.")
-        else:
-            graded = grade(blamed, slowest.step_ns, history)
-        if not partial and not warmup and slowest.step_ns > 0:
-            history.add(
-                blamed.ranks, blamed.worth_ns / slowest.step_ns, blamed.deviation_ns / slowest.step_ns
-            )
-        return self._verdict(joined, mode, frontiers, blamed, graded, partial, warmup)
-
-    def _history(self, joined: JoinedStep, mode: ForwardMode, least: int) -> RunHistory:
-        key = (joined.run_id, mode)
-        num_ranks = max(joined.world_size, least)
-        history = self._histories.get(key)
-        if history is None or history.num_ranks < num_ranks:
-            history = self._histories[key] = RunHistory(num_ranks)
-        self._histories.move_to_end(key)
-        while len(self._histories) > MAX_HISTORIES:
-            self._histories.popitem(last=False)
-        return history
-
-    def _verdict(
-        self,
-        joined: JoinedStep,
-        mode: ForwardMode,
-        frontiers: tuple[GroupFrontier, ...],
-        blamed: Blame | None,
-        graded: Grade,
-        partial: bool,
-        warmup: bool,
-    ) -> StepVerdict:
+        partial = bool(joined.missing_ranks) or not all(_complete(f) for f in frontiers)
+        judged = [f for f in frontiers if f.sequence.num_exchanges and len(f.sequence.ranks) > 1]
         slowest = max(frontiers, key=lambda frontier: frontier.step_ns, default=None)
-        suspect = blamed.suspect(*graded.suspect) if blamed and graded.suspect else None
-        runner_up = blamed.suspect(*graded.runner_up) if blamed and graded.runner_up else None
+        if slowest is None or not judged:
+            reason = "No exchange between ranks: without waits no rank can be told from another."
+            finding = _Finding(graded=Grade(evidence=Evidence.INSUFFICIENT, reason=reason))
+        else:
+            memory = self._memory(joined, mode)
+            finding, judged = _find(joined, judged, slowest.step_ns, memory, keep=not warmup)
+            by_group = {frontier.sequence.ep_group: frontier for frontier in judged}
+            frontiers = tuple(by_group.get(f.sequence.ep_group, f) for f in frontiers)
         return StepVerdict(
             run_id=joined.run_id,
             step=joined.step,
             forward_mode=mode,
-            evidence=graded.evidence,
-            reason=graded.reason,
-            suspect=suspect,
-            cause=CAUSE_BY_PHASE[suspect.phase] if suspect else Cause.UNKNOWN,
-            runner_up=runner_up,
+            evidence=finding.graded.evidence,
+            reason=finding.graded.reason,
+            suspect=finding.suspect,
+            cause=finding.cause,
+            runner_up=finding.runner_up,
             step_ns=slowest.step_ns if slowest else 0,
             extension_ns=int(slowest.extension_ns.sum()) if slowest else 0,
             phase_ns=frontier_by_phase(slowest) if slowest else {},
@@ -104,6 +80,60 @@ class VerdictEngine:
             barriers=tuple(result for frontier in frontiers for result in barrier_results(frontier)),
         )
 
+    def _memory(self, joined: JoinedStep, mode: ForwardMode) -> RunMemory:
+        key = (joined.run_id, mode)
+        memory = self._memories.setdefault(key, RunMemory())
+        self._memories.move_to_end(key)
+        while len(self._memories) > MAX_RUNS:
+            self._memories.popitem(last=False)
+        return memory
 
-def _insufficient(reason: str) -> Grade:
-    return Grade(evidence=Evidence.INSUFFICIENT, reason=reason)
+
+def _find(
+    joined: JoinedStep, frontiers: list[GroupFrontier], step_ns: int, memory: RunMemory, *, keep: bool
+) -> tuple[_Finding, list[GroupFrontier]]:
+    """Decide about one step. Returns the frontiers as well, marked where missing ranks leave them open."""
+    hidden_ns = 0.0
+    for index, frontier in enumerate(frontiers):
+        if not _complete(frontier):
+            told, hidden = memory.transfers.told(frontier)
+            frontiers[index] = replace(frontier, told=told)
+            hidden_ns = max(hidden_ns, hidden)
+    complete = [frontier for frontier in frontiers if _complete(frontier)]
+    blamed = blame(frontiers)
+    explained = explained_cells(blamed, step_ns, memory.gemms)
+    graded = grade(blamed, step_ns, memory.worths, explained=explained, hidden_ns=hidden_ns)
+    suspect = blamed.suspect(*graded.suspect) if graded.suspect else None
+    runner_up = graded.runner_up
+    cause = (
+        cause_of(blamed, graded.suspect, memory.gemms, joined.rank_steps) if graded.suspect else Cause.UNKNOWN
+    )
+    if keep:
+        links = [e for f in complete for e in memory.transfers.observe(f, MATERIAL * step_ns)]
+        link = max(links, key=lambda excess: excess.excess_ns, default=None)
+        if link is not None and link.excess_ns > _outweighs(suspect, cause):
+            graded, cause = link_grade(link, step_ns), Cause.LINK
+            suspect, runner_up = None, suspect
+        for frontier in complete:
+            memory.gemms.add(frontier)
+        if len(complete) == len(frontiers) and not joined.missing_ranks and step_ns > 0:
+            memory.worths.add(blamed.ranks, blamed.worth_ns / step_ns, blamed.deviation_ns / step_ns)
+    return _Finding(graded=graded, suspect=suspect, runner_up=runner_up, cause=cause), frontiers
+
+
+def _outweighs(suspect: Suspect | None, cause: Cause) -> float:
+    """The excess of transfers up to which a suspect remains what extended the step most, ns."""
+    if suspect is None:
+        return 0.0
+    # Rows that make one rank's experts slow make its exchanges long as well: one cause, not two.
+    skewed = cause in (Cause.ROUTING, Cause.PLACEMENT)
+    return suspect.worth_ns * (2.0 if skewed else 1.0)
+
+
+def _complete(frontier: GroupFrontier) -> bool:
+    return len(frontier.sequence.ranks) >= frontier.sequence.ep_size
+
+
+def _forward_mode(joined: JoinedStep) -> ForwardMode:
+    modes = {rank_step.forward_mode for rank_step in joined.rank_steps}
+    return modes.pop() if len(modes) == 1 else ForwardMode.MIXED

@@ -2,9 +2,9 @@
 
 Fourth stage of the verdict (pure: the history is given). A (rank, phase) stands out where its worth in this
 step passes what other ranks rarely reach (a spike), or where its level over recent steps lies beyond the
-error of a level, and this step shows it too (a persistent fault that hides in the noise of single steps).
-The suspect is the largest that stands out; `clear` asks in addition that it is material, that the waits
-confirm it, and that no other is as large.
+error of a level, and this step shows it too (a persistent fault that hides in the noise of single steps), or
+where its rows explain it. The suspect is the largest that stands out; `clear` asks in addition that it is
+material, that the waits confirm it, and that no other is as large.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moetrace_collectors.model import FloatArray, Suspect
 from moetrace_collectors.verdict.attribution import Blame
 from moetrace_collectors.verdict.history import LEVEL_WINDOWS, MIN_STEPS, RunHistory
+from moetrace_collectors.verdict.transfer import LinkExcess
 from moetrace_schemas.enums import PHASE_BY_CODE, Evidence
 
 MATERIAL = 0.02
@@ -25,9 +27,12 @@ LEVEL_ERRORS = 6.0
 """Standard errors that a persistent level must lie above zero."""
 RIVAL = 0.8
 """A runner-up of this part of the suspect's worth is as large within the error."""
+SECOND_FAULT = 0.5
+"""The same for another rank that stands out as well: then there are two culprits and not one."""
 CONFIRMED = 0.5
 """Part of the suspect's worth that the waits must confirm."""
 CANDIDATES = 8
+"""Largest cells of a step that are looked at, by worth and by deviation."""
 
 Cell = tuple[int, int]
 """Index into Blame.ranks, phase code."""
@@ -40,41 +45,63 @@ class Grade:
     evidence: Evidence
     reason: str
     suspect: Cell | None = None
-    runner_up: Cell | None = None
+    runner_up: Suspect | None = None
 
 
-def grade(blame: Blame, step_ns: int, history: RunHistory) -> Grade:
-    """Name the suspect of one step, or say why none can be named."""
+def grade(
+    blame: Blame,
+    step_ns: int,
+    history: RunHistory,
+    *,
+    explained: frozenset[Cell] = frozenset(),
+    hidden_ns: float = 0.0,
+) -> Grade:
+    """Name the suspect of one step, or say why none can be named.
+
+    Args:
+        blame: extensions by rank and phase.
+        step_ns: length of the frontier.
+        history: past steps of the run and forward mode.
+        explained: cells whose rows explain them (cause.py).
+        hidden_ns: what ranks that did not report may have cost (transfer.py).
+    """
     cells = _largest(blame.worth_ns.astype(np.float64))
     if not cells or step_ns <= 0:
-        reason = "No rank did more work than another before any exchange."
+        if all(frontier.told.all() for frontier in blame.frontiers):
+            reason = "No rank did more work than another before any exchange."
+        else:
+            reason = "Ranks are missing, and one of them may have released every exchange."
         return Grade(evidence=Evidence.INSUFFICIENT, reason=reason)
     if len(history) < MIN_STEPS:
         return _grade_without_history(blame, cells, step_ns, len(history))
     margin = history.margin()
-    bars = {cell: history.usual(int(blame.ranks[cell[0]])) for cell in cells}
+    bars = {cell: history.bars(int(blame.ranks[cell[0]])) for cell in cells}
     parts = {cell: float(blame.worth_ns[cell]) / step_ns for cell in cells}
-    spikes = [cell for cell in cells if parts[cell] >= max(MATERIAL, margin * bars[cell])]
+    spikes = [cell for cell in cells if parts[cell] >= max(MATERIAL, margin * bars[cell][1])]
     steady = [cell for cell in _largest(blame.deviation_ns) if _is_steady(blame, cell, step_ns, history)]
-    raised = [cell for cell in cells if parts[cell] >= max(MATERIAL, bars[cell])]
-    standing_out = spikes + steady
+    raised = [cell for cell in cells if parts[cell] >= max(MATERIAL, bars[cell][0])]
+    standing_out = spikes + steady + [cell for cell in cells if cell in explained]
     if not standing_out and not raised:
         first = cells[0]
         reason = (
             f"No extension above the noise: the largest, {_name(blame, first)}, is {parts[first]:.1%} of the "
-            f"step, and others reach {bars[first]:.1%} in calm steps."
+            f"step, and others reach {bars[first][0]:.1%} in calm steps."
         )
         return Grade(evidence=Evidence.INSUFFICIENT, reason=reason)
     suspect = max(standing_out or raised, key=lambda cell: blame.worth_ns[cell])
-    runner_up = next((cell for cell in cells if cell != suspect), None)
-    doubt = _doubt(blame, suspect, runner_up, stands_out=bool(standing_out))
+    runner_up = _runner_up(blame, suspect, cells)
+    doubt = _doubt(blame, suspect, runner_up, standing_out)
+    if not doubt and hidden_ns >= RIVAL * blame.worth_ns[suspect]:
+        doubt = f"{_name(blame, suspect)} extended the step, but a missing rank may have done so by more."
     if doubt:
         return Grade(evidence=Evidence.AMBIGUOUS, reason=doubt, suspect=suspect, runner_up=runner_up)
     part = float(blame.worth_ns[suspect]) / step_ns
     if suspect in spikes:
-        why = f"others reach {bars[suspect]:.1%} in calm steps"
-    else:
+        why = f"others rarely pass {bars[suspect][1]:.1%} in calm steps"
+    elif suspect in steady:
         why = "it has been slower than the others there for many steps"
+    else:
+        why = "its rows explain it"
     return Grade(
         evidence=Evidence.CLEAR,
         reason=f"{_name(blame, suspect)} extended the step by {part:.1%}; {why}, and the waits agree.",
@@ -83,7 +110,17 @@ def grade(blame: Blame, step_ns: int, history: RunHistory) -> Grade:
     )
 
 
-def _largest(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[Cell]:
+def link_grade(link: LinkExcess, step_ns: int) -> Grade:
+    """The evidence where slow transfers outweigh every rank: the cause is told, the rank is not."""
+    where = "" if link.layer is None else f" of layer {link.layer}"
+    reason = (
+        f"The {link.phase} transfers{where} are {link.excess_ns / step_ns:.1%} of the step above their own "
+        "history on all ranks alike, so durations cannot tell whose link is slow."
+    )
+    return Grade(evidence=Evidence.INSUFFICIENT, reason=reason)
+
+
+def _largest(values: FloatArray) -> list[Cell]:
     """The cells with the largest positive values, descending; ties in ascending (rank, phase)."""
     flat = values.ravel()
     order = np.argsort(-flat, kind="stable")[:CANDIDATES]
@@ -93,34 +130,49 @@ def _largest(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[
 
 def _is_steady(blame: Blame, cell: Cell, step_ns: int, history: RunHistory) -> bool:
     """Whether a rank's level in a phase is beyond its error and this step shows it."""
-    if blame.worth_ns[cell] <= 0:
+    here = float(blame.deviation_ns[cell]) / step_ns
+    if blame.worth_ns[cell] <= 0 or here < MATERIAL / 2:
         return False
-    levels = [history.level(int(blame.ranks[cell[0]]), cell[1], window) for window in LEVEL_WINDOWS]
-    return any(
-        level >= max(MATERIAL, LEVEL_ERRORS * error) and blame.deviation_ns[cell] >= level / 2 * step_ns
-        for level, error in levels
-    )
+    rank, phase = int(blame.ranks[cell[0]]), cell[1]
+    for window in LEVEL_WINDOWS:
+        level = history.level(rank, phase, window)
+        if MATERIAL <= level <= 2 * here and level >= LEVEL_ERRORS * history.level_error(phase, window):
+            return True
+    return False
 
 
-def _doubt(blame: Blame, suspect: Cell, runner_up: Cell | None, *, stands_out: bool) -> str:
+def _runner_up(blame: Blame, suspect: Cell, cells: list[Cell]) -> Suspect | None:
+    """The second largest: of the other cells, or of the ranks in the suspect's shadow."""
+    others = [blame.suspect(*cell) for cell in cells if cell != suspect][:1]
+    shadow = blame.shadow_of(*suspect)
+    if shadow is not None:
+        others.append(shadow)
+    return max(others, key=lambda other: other.worth_ns, default=None)
+
+
+def _doubt(blame: Blame, suspect: Cell, runner_up: Suspect | None, standing_out: list[Cell]) -> str:
     """Why the verdict is not clear; empty if it is."""
     worth = blame.worth_ns[suspect]
-    if not stands_out:
+    if not standing_out:
         return f"{_name(blame, suspect)} is above what other ranks usually reach, but not by enough."
     if blame.confirmed_ns[suspect] < CONFIRMED * worth:
-        return f"{_name(blame, suspect)} did the most work, but the others' waits do not confirm it."
-    if runner_up is not None and blame.worth_ns[runner_up] >= RIVAL * worth:
-        return f"{_name(blame, suspect)} and {_name(blame, runner_up)} extended the step alike."
+        return f"{_name(blame, suspect)} did the most work, but no waits of other ranks confirm it."
+    if runner_up is not None and runner_up.worth_ns >= RIVAL * worth:
+        other = f"rank {runner_up.rank} in {runner_up.phase}"
+        return f"{_name(blame, suspect)} and {other} extended the step alike."
+    for cell in standing_out:
+        if cell[0] != suspect[0] and blame.worth_ns[cell] >= SECOND_FAULT * worth:
+            return f"{_name(blame, suspect)} and {_name(blame, cell)} both extended the step."
     return ""
 
 
 def _grade_without_history(blame: Blame, cells: list[Cell], step_ns: int, steps: int) -> Grade:
     suspect = cells[0]
-    runner_up = cells[1] if len(cells) > 1 else None
+    runner_up = _runner_up(blame, suspect, cells)
     part = float(blame.worth_ns[suspect]) / step_ns
     known = f"only {steps} of {MIN_STEPS} earlier steps to compare with"
     confirmed = blame.confirmed_ns[suspect] >= CONFIRMED * blame.worth_ns[suspect]
-    rival = runner_up is not None and blame.worth_ns[runner_up] >= RIVAL * blame.worth_ns[suspect]
+    rival = runner_up is not None and runner_up.worth_ns >= RIVAL * blame.worth_ns[suspect]
     if part < MATERIAL_UNKNOWN_SPREAD or rival or not confirmed:
         return Grade(
             evidence=Evidence.INSUFFICIENT,

@@ -1,19 +1,19 @@
 """What every exchange cost: transfer, waits, releaser, extension, and the frontier of the step.
 
-Second stage of the verdict (pure). For exchange k of one EP group, with w[r, k] the local work of rank r since
-exchange k - 1 and d[r, k] its time inside exchange k::
+Second stage of the verdict (pure). For exchange k of one EP group, with w[r, k] the local work of rank r
+since exchange k - 1 and d[r, k] its time inside exchange k::
 
     rank 0  |== work 4 ==|~~~ wait 3 ~~~|= transfer 1 =|      d = 4
     rank 1  |=== work 7 (releaser) =====|= transfer 1 =|      d = 1
 
-    transfer[k]  = min over r of d[r, k]                                                        = 1
-    wait[r, k]   = d[r, k] - transfer[k]                                                        = 3, 0
-    frontier     F[k] = F[k-1] + max over r of w[r, k] + transfer[k]; the increments sum to F   + 8
-    extension[k] = max over r of w[r, k] - mean over r of w[r, k]                               = 7 - 5.5 = 1.5
+    transfer[k]  = min over r of d[r, k]                                           = 1
+    wait[r, k]   = d[r, k] - transfer[k]                                           = 3, 0
+    frontier     F[k] = F[k-1] + max over r of w[r, k] + transfer[k]               + 8
+    extension[k] = max over r of w[r, k] - mean over r of w[r, k]                  = 7 - 5.5 = 1.5
 
-The extension belongs to the rank with the most work and to the phase in which it exceeds the mean of the
-others most. The waits are the witness: if that rank was late, the others waited for it. How much of its
-lead they confirm is
+The increments F[k] - F[k-1] sum to the step. The extension belongs to the rank with the most work and to the
+phase in which it exceeds the mean of the others most. The waits are the witness: if that rank was late, the
+others waited for it. How much of its lead they confirm is
 
     confirmed[k] = (mean of the others' d - its own d) / (its own w - mean of the others' w), cut to [0, 1]
 
@@ -37,7 +37,7 @@ MIN_CONFIRMED = 0.5
 
 TOLERANCE_OF_WORK = 0.02
 TOLERANCE_OF_TRANSFER = 0.1
-"""A lead below these parts of an exchange's work plus transfer is a tie: nobody is ahead, nothing is doubtful."""
+"""A lead below these parts of an exchange's work and transfer is a tie: nobody is ahead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +62,11 @@ class GroupFrontier:
     work_phase: IntArray
     """[K]: code of the phase with the critical rank's largest excess over the mean of the others."""
     confirmed: FloatArray
-    """[K]: part of the lead that the waits confirm; 0.5 for the tail, which has no witness."""
+    """[K]: part of the lead that the waits confirm; 0 for the tail, which has no witness."""
     ambiguous: BoolArray
     """[K]"""
+    told: BoolArray
+    """[K]: the releaser is among the ranks that reported; all true where no rank of the group is missing."""
 
     @property
     def increments_ns(self) -> IntArray:
@@ -97,7 +99,7 @@ def group_frontier(sequence: GroupSequence) -> GroupFrontier:
     lead = max_work - _mean_of_others(total[:, :, None], critical)[:, 0]
     lead_by_wait = _mean_of_others(exchange[:, :, None], critical)[:, 0] - exchange[critical, at]
     confirmed = np.clip(lead_by_wait / np.maximum(lead, 1.0), 0.0, 1.0)
-    confirmed[-1] = 0.5
+    confirmed[-1] = 0.0
     tolerance = TOLERANCE_OF_TRANSFER * transfer + TOLERANCE_OF_WORK * max_work
     # Waits beyond the spread of the work: somebody was released late, or worked where nothing was recorded.
     unexplained = wait.max(axis=0) - (max_work - total.min(axis=0))
@@ -118,11 +120,12 @@ def group_frontier(sequence: GroupSequence) -> GroupFrontier:
         work_phase=work_phase,
         confirmed=confirmed,
         ambiguous=ambiguous,
+        told=np.ones(num_barriers, dtype=np.bool_),
     )
 
 
 def _mean_of_others(values: IntArray, chosen: IntArray) -> FloatArray:
-    """[R, K, P] -> [K, P]: mean over the ranks other than `chosen[k]`; the rank's own values if it is alone."""
+    """[R, K, P] -> [K, P]: mean over the ranks other than `chosen[k]`; its own values if it is alone."""
     num_ranks, num_barriers, _ = values.shape
     own = values[chosen, np.arange(num_barriers)]
     if num_ranks == 1:
@@ -148,8 +151,19 @@ def barrier_results(frontier: GroupFrontier) -> tuple[BarrierResult, ...]:
     alone = len(sequence.ranks) < 2
     releaser = np.where(frontier.ambiguous, frontier.least_waiting, frontier.critical)
     releaser[-1] = frontier.critical[-1]
-    releaser_rank = sequence.ranks[releaser]
-    waits = frontier.wait_ns.sum(axis=0).tolist()
+    releasers = np.where(frontier.told, sequence.ranks[releaser], -1)
+    figures = zip(
+        sequence.keys.tolist(),
+        releasers.tolist(),
+        frontier.work_phase.tolist(),
+        frontier.transfer_ns.tolist(),
+        frontier.max_work_ns.tolist(),
+        frontier.mean_work_ns.tolist(),
+        frontier.extension_ns.tolist(),
+        frontier.wait_ns.sum(axis=0).tolist(),
+        (frontier.ambiguous | ~frontier.told).tolist(),
+        strict=True,
+    )
     return tuple(
         BarrierResult(
             ep_group=sequence.ep_group,
@@ -159,14 +173,24 @@ def barrier_results(frontier: GroupFrontier) -> tuple[BarrierResult, ...]:
             direction=DIRECTION_BY_CODE[direction],
             microbatch=microbatch,
             ordinal=ordinal,
-            releaser_rank=-1 if alone else int(releaser_rank[k]),
-            work_phase=PHASE_BY_CODE[int(frontier.work_phase[k])],
-            transfer_ns=int(frontier.transfer_ns[k]),
-            max_work_ns=int(frontier.max_work_ns[k]),
-            mean_work_ns=int(frontier.mean_work_ns[k]),
-            extension_ns=int(frontier.extension_ns[k]),
-            wait_sum_ns=waits[k],
-            ambiguous=bool(frontier.ambiguous[k]),
+            releaser_rank=-1 if alone else releaser_rank,
+            work_phase=PHASE_BY_CODE[work_phase],
+            transfer_ns=transfer,
+            max_work_ns=max_work,
+            mean_work_ns=mean_work,
+            extension_ns=extension,
+            wait_sum_ns=wait_sum,
+            ambiguous=ambiguous,
         )
-        for k, (layer, phase, direction, microbatch, ordinal) in enumerate(sequence.keys.tolist())
+        for k, (
+            (layer, phase, direction, microbatch, ordinal),
+            releaser_rank,
+            work_phase,
+            transfer,
+            max_work,
+            mean_work,
+            extension,
+            wait_sum,
+            ambiguous,
+        ) in enumerate(figures)
     )

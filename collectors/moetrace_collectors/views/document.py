@@ -106,6 +106,7 @@ def _runner_up(suspect: Suspect | None) -> dict[str, Any] | None:
 def _summary(summary: Summary, view: RunView) -> dict[str, Any]:
     return {
         "headline": summary.headline,
+        "remark": summary.remark,
         "stands_out": bool(summary.outstanding),
         "next_steps": list(summary.next_steps),
         "counted_steps": summary.counted_steps,

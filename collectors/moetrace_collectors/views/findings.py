@@ -55,6 +55,9 @@ class Summary:
     """A run's verdicts in short."""
 
     headline: str
+    """One sentence."""
+    remark: str
+    """What else was named, in a sentence; empty where nothing was."""
     outstanding: tuple[Place, ...]
     """What the headline names, costliest first; empty where no rank stands out."""
     next_steps: tuple[str, ...]

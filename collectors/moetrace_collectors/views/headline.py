@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from moetrace_collectors.views.findings import Place
-from moetrace_collectors.views.number_format import milliseconds, percent
+from moetrace_collectors.views.number_format import duration_text, percent
 from moetrace_schemas.enums import Cause, Evidence
 
 _ADVICE = {
@@ -39,33 +39,37 @@ _ADVICE = {
 }
 
 
-def write_headline(
-    outstanding: Sequence[Place],
-    places: Sequence[Place],
-    evidence: Mapping[Evidence, int],
-    counted: int,
-) -> str:
-    """One sentence or two.
+def write_headline(outstanding: Sequence[Place], evidence: Mapping[Evidence, int], counted: int) -> str:
+    """One sentence.
 
     Args:
         outstanding: What stands out, costliest first.
-        places: Every (rank, phase) that was named at all, most steps first.
         evidence: Counted steps by evidence.
         counted: Counted steps.
     """
     if not counted:
         return "No step outside warm-up has been joined yet."
     if not outstanding:
-        return f"No rank stands out: {_evidence_mix(evidence, counted)}.{_hint(places)}"
-    first, *others = outstanding
-    sentence = (
+        return f"No rank stands out: {_evidence_mix(evidence, counted)}."
+    first = outstanding[0]
+    return (
         f"Rank {first.rank} in {first.phase} ({layer_name(first.layer)}) extended "
-        f"{percent(first.steps_share)} of steps by a median {milliseconds(first.worth_median_ns)}; "
+        f"{percent(first.steps_share)} of steps by a median {duration_text(first.worth_median_ns)}; "
         f"cause: {_causes(first)}; evidence {_evidence(first)}."
     )
-    if others:
-        sentence += f" Also {', '.join(_short(other) for other in others)}."
-    return sentence
+
+
+def write_remark(outstanding: Sequence[Place], places: Sequence[Place]) -> str:
+    """What else was named; empty where nothing was.
+
+    Args:
+        outstanding: What stands out, costliest first.
+        places: Every (rank, phase) that was named at all, most steps first.
+    """
+    if outstanding:
+        others = [_short(place) for place in outstanding[1:]]
+        return f"Also {'; '.join(others)}." if others else ""
+    return f"Named most often: {_short(places[0])}." if places else ""
 
 
 def advise(
@@ -113,14 +117,10 @@ def _evidence_mix(evidence: Mapping[Evidence, int], counted: int) -> str:
     return f"evidence over {counted} steps is {', '.join(parts)}"
 
 
-def _hint(places: Sequence[Place]) -> str:
-    return f" Named most often: {_short(places[0])}." if places else ""
-
-
 def _short(place: Place) -> str:
     return (
         f"rank {place.rank} in {place.phase} ({percent(place.steps_share)} of steps, "
-        f"median {milliseconds(place.worth_median_ns)}, evidence {_evidence(place)})"
+        f"median {duration_text(place.worth_median_ns)}, evidence {_evidence(place)})"
     )
 
 

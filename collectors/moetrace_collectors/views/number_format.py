@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 
-def milliseconds(duration_ns: float) -> str:
-    """A duration for people: three significant digits, in ms or below one tenth of a ms in us."""
+def duration_text(duration_ns: float) -> str:
+    """A duration for people, three significant digits: us below a tenth of a ms, s from ten seconds on."""
+    if abs(duration_ns) >= 10e9:
+        return f"{_three_digits(duration_ns / 1e9)} s"
     if abs(duration_ns) < 100_000 and duration_ns != 0:
         return f"{_three_digits(duration_ns / 1e3)} us"
     return f"{_three_digits(duration_ns / 1e6)} ms"

@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from moetrace_collectors.views.findings import Summary
 from moetrace_collectors.views.headline import layer_name
 from moetrace_collectors.views.markup import Markup, join, table, tag
-from moetrace_collectors.views.number_format import count, milliseconds, percent
+from moetrace_collectors.views.number_format import count, duration_text, percent
 from moetrace_collectors.views.report_load import load_section, traffic_section
 from moetrace_collectors.views.report_steps import evidence_badge, extension_table, steps_table
 from moetrace_collectors.views.report_text import accounting_section, asset, how_section
 from moetrace_collectors.views.run_records import RunView, StepRow
-from moetrace_collectors.views.svg_steps import frontier_bar, step_strip, step_text
+from moetrace_collectors.views.svg_steps import frontier_bar, step_strip
 from moetrace_collectors.views.svg_timeline import legend, timeline_svg
 from moetrace_collectors.views.timeline import costliest_window, lay_out
 
@@ -23,7 +23,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 def render_report(view: RunView, summary: Summary) -> str:
     """The page's text."""
     sections = [
-        _section("findings", "What stands out", _findings(summary)),
+        _section("findings", "Findings", _findings(summary)),
         _section("timeline", *_timeline(view)),
         _section("time", "Where the time goes", _time(view, summary)),
         _section("steps", "Steps", _steps(view)),
@@ -49,6 +49,7 @@ def render_report(view: RunView, summary: Summary) -> str:
         "body",
         tag("a", "Skip to the findings", href="#findings", class_="skip"),
         _header(view, summary),
+        _navigation(has_traffic=traffic is not None),
         tag("main", *sections),
         tag("div", id="tip", role="status", aria_live="polite", hidden=True),
         tag("script", asset("report.js")),
@@ -70,23 +71,28 @@ def _header(view: RunView, summary: Summary) -> Markup:
         f"1 step in {overview.sample_period} sampled" if overview.sample_period > 1 else "every step sampled",
         f"{_utc(overview.first_unix_ns)} to {_utc(overview.last_unix_ns)} UTC",
     ]
-    navigation = [
+    return tag(
+        "header",
+        tag("p", tag("b", "moetrace"), *(tag("span", fact) for fact in facts), class_="facts"),
+        tag("h1", summary.headline),
+        tag("p", summary.remark, class_="remark") if summary.remark else "",
+        _next_steps(summary),
+        _figures(view, summary),
+    )
+
+
+def _navigation(*, has_traffic: bool) -> Markup:
+    names = [
         ("findings", "Findings"),
         ("timeline", "Worst step"),
         ("time", "Time"),
         ("steps", "Steps"),
         ("load", "Load"),
+        *([("traffic", "Traffic")] if has_traffic else []),
         ("accounting", "Accounting"),
         ("how", "How to read"),
     ]
-    return tag(
-        "header",
-        tag("p", tag("b", "moetrace"), *(tag("span", fact) for fact in facts), class_="facts"),
-        tag("h1", summary.headline),
-        _next_steps(summary),
-        _figures(view, summary),
-        tag("nav", *(tag("a", text, href=f"#{name}") for name, text in navigation), aria_label="Sections"),
-    )
+    return tag("nav", *(tag("a", text, href=f"#{name}") for name, text in names), aria_label="Sections")
 
 
 def _next_steps(summary: Summary) -> Markup:
@@ -97,19 +103,19 @@ def _figures(view: RunView, summary: Summary) -> Markup:
     clear = sum(count for member, count in summary.evidence.items() if member == "clear")
     figures = [
         (
-            milliseconds(summary.step_median_ns),
+            duration_text(summary.step_median_ns),
             "median step",
-            f"95th percentile {milliseconds(summary.step_p95_ns)}",
+            f"95th percentile {duration_text(summary.step_p95_ns)}",
         ),
         (
-            milliseconds(summary.extension_median_ns),
+            duration_text(summary.extension_median_ns),
             "median extension per step",
             "what even ranks would give back"
             if not summary.step_median_ns
             else f"{percent(summary.extension_median_ns / summary.step_median_ns)} of the median step",
         ),
         (
-            f"{clear} of {summary.counted_steps}",
+            f"{clear:,} of {summary.counted_steps:,}",
             "steps with clear evidence",
             f"{count(summary.warmup_steps, 'warm-up step')} left out",
         ),
@@ -146,8 +152,8 @@ def _findings(summary: Summary) -> Markup:
             layer_name(finding.layer),
             tag("span", tag("i", class_=f"swatch p-{finding.phase}"), str(finding.phase)),
             str(finding.cause),
-            milliseconds(finding.worth_median_ns),
-            milliseconds(finding.worth_total_ns),
+            duration_text(finding.worth_median_ns),
+            duration_text(finding.worth_total_ns),
             f"{finding.steps:,} ({percent(finding.steps_share)})",
             percent(finding.share_median),
             f"clear {finding.clear_steps:,}, ambiguous {finding.ambiguous_steps:,}",
@@ -207,10 +213,16 @@ def _timeline(view: RunView) -> tuple[str, Markup]:
         "Lanes are laid so that the ends of shared exchanges meet; clocks serve this drawing only, never the "
         "verdict. A rank that waits long is early: the slow one hardly waits."
     )
+    if len({barrier.ep_group for barrier in detail.barriers}) > 1:
+        note += (
+            " The critical path is that of one expert-parallel group, the critical rank's; groups do not "
+            "wait for each other."
+        )
     if timeline.hidden_ranks:
         note += (
             f" {count(timeline.hidden_ranks, 'more rank')} took part: drawn are the critical rank, its "
-            "runner-up, the costliest releasers, and others spread over the rest."
+            "runner-up, the costliest releasers, and others spread over the rest; the critical path has "
+            "gaps where it ran over the others."
         )
     return f"Step {row.step} across ranks", join((*parts, tag("p", note, class_="note")))
 
@@ -226,8 +238,15 @@ def _explorable(figure: Markup, name: str) -> Markup:
 
 
 def _verdict_sentence(row: StepRow) -> str:
-    text = step_text(row).partition(": ")[2]
-    return f"Step of {text}. {row.reason}"
+    sentence = f"{duration_text(row.step_ns)}, {row.forward_mode}."
+    suspect = row.suspect
+    if suspect is not None:
+        sentence += (
+            f" Rank {suspect.rank} in {suspect.phase} ({layer_name(suspect.layer)}) cost "
+            f"{duration_text(suspect.worth_ns)}, {percent(suspect.share)} of the step's extension; cause: "
+            f"{row.cause}."
+        )
+    return f"{sentence} {row.reason[:1].upper()}{row.reason[1:]}"
 
 
 def _time(view: RunView, summary: Summary) -> Markup:

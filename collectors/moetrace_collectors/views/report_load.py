@@ -43,8 +43,9 @@ def load_section(view: RunView) -> Markup:
             )
         )
     note = (
-        "Sums over the run's steps without warm-up, padding left out. 95 % of steps: the ratio within "
-        "one step that 95 % of the steps stay below; sums hide what changes from step to step."
+        "Sums over the run's steps without warm-up, padding left out; ranks over the steps that miss "
+        "none. 95 % of steps: the ratio within one step that 95 % of the steps stay below; sums hide "
+        "what changes from step to step."
     )
     if len(view.expert_loads) > len(shown):
         note += (
@@ -59,6 +60,7 @@ def traffic_section(traffic: Traffic | None) -> Markup | None:
     if traffic is None or not any(map(any, traffic.bytes)) or len(traffic.ranks) > MAX_TRAFFIC_RANKS:
         return None
     mean = fmean(value for row in traffic.bytes for value in row)
+    silent = not all(map(all, traffic.bytes))
     figure = HeatMap(
         identifier="traffic-map",
         title="Bytes sent from rank to rank by dispatches",
@@ -74,7 +76,7 @@ def traffic_section(traffic: Traffic | None) -> Markup | None:
     note = "Bytes that dispatches sent, summed over steps; the way back (combine) mirrors it."
     return join(
         (
-            heat_legend(RANK_EDGES, mean="the mean pair of ranks", with_dead=True),
+            heat_legend(RANK_EDGES, mean="the mean pair of ranks", with_dead=silent),
             heat_map(figure),
             tag("p", note, class_="note"),
         )

@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from moetrace_collectors.model import Suspect
-from moetrace_collectors.views.headline import layer_name
 from moetrace_collectors.views.markup import Markup, join, table, tag
-from moetrace_collectors.views.number_format import count, milliseconds, percent
+from moetrace_collectors.views.number_format import count, duration_text, percent
 from moetrace_collectors.views.run_records import RankPhaseExtension, RunView, StepRow
 from moetrace_schemas.enums import Evidence, Phase
 
@@ -39,7 +38,7 @@ def extension_table(extensions: Iterable[RankPhaseExtension]) -> Markup:
         (
             f"rank {rank}",
             *(_shaded(cells[rank].get(phase, 0), largest) for phase in phases),
-            milliseconds(totals[rank]),
+            duration_text(totals[rank]),
         )
         for rank in shown
     ]
@@ -49,9 +48,9 @@ def extension_table(extensions: Iterable[RankPhaseExtension]) -> Markup:
     )
     if len(ranked) > len(shown):
         rest = sum(totals[rank] for rank in ranked[MAX_RANK_ROWS:])
-        note += f" {count(len(ranked) - len(shown), 'more rank')} added {milliseconds(rest)} together."
+        note += f" {count(len(ranked) - len(shown), 'more rank')} added {duration_text(rest)} together."
     if ambiguous:
-        note += f" Left out: {milliseconds(ambiguous)} of exchanges where waits and work disagree."
+        note += f" Left out: {duration_text(ambiguous)} of exchanges where waits and work disagree."
     headings = ("Rank", *(f"#{phase}" for phase in phases), "#Total")
     return join((table(headings, rows, class_="matrix"), tag("p", note, class_="note")))
 
@@ -66,9 +65,10 @@ def steps_table(view: RunView) -> Markup:
         note = f"The {MAX_STEP_ROWS} costliest of {len(view.steps):,} steps are listed; all are in the store."
     if view.overview.steps > len(view.steps):
         note += f" Figures are of the newest {len(view.steps):,} of {view.overview.steps:,} steps."
+    one_mode = len({row.forward_mode for row in view.steps}) == 1
     headings = (
         "#Step",
-        "Mode",
+        "State" if one_mode else "Mode",
         "#Length",
         "Evidence",
         "Rank",
@@ -93,35 +93,44 @@ def steps_table(view: RunView) -> Markup:
         tag("output", count(len(listed), "step"), id="step-count", for_="step-filter"),
         class_="filter script-only",
     )
-    parts = [control, table(headings, (_step_cells(row) for row in listed), id="step-table")]
+    parts = [
+        control,
+        table(headings, (_step_cells(row, one_mode=one_mode) for row in listed), id="step-table"),
+    ]
     if note:
         parts.append(tag("p", note.strip(), class_="note"))
     return join(parts)
 
 
-def _step_cells(row: StepRow) -> tuple[str, ...]:
+def _step_cells(row: StepRow, *, one_mode: bool) -> tuple[str, ...]:
     suspect = row.suspect
-    state = tag("span", str(row.forward_mode), " warm-up" if row.warmup else "")
+    state = " ".join(([] if one_mode else [str(row.forward_mode)]) + (["warm-up"] if row.warmup else []))
     return (
         str(row.step),
         state,
-        milliseconds(row.step_ns),
+        duration_text(row.step_ns),
         evidence_badge(row.evidence),
         f"rank {suspect.rank}" if suspect else "",
-        layer_name(suspect.layer) if suspect else "",
+        _layer(suspect),
         str(suspect.phase) if suspect else "",
         str(row.cause) if suspect else "",
-        milliseconds(suspect.worth_ns) if suspect else "",
+        duration_text(suspect.worth_ns) if suspect else "",
         percent(suspect.share) if suspect else "",
         _runner_up(row.runner_up),
         _reason(row),
     )
 
 
+def _layer(suspect: Suspect | None) -> str:
+    if suspect is None:
+        return ""
+    return "no single" if suspect.layer is None else str(suspect.layer)
+
+
 def _runner_up(suspect: Suspect | None) -> str:
     if suspect is None:
         return ""
-    return f"rank {suspect.rank} in {suspect.phase}, {milliseconds(suspect.worth_ns)}"
+    return f"rank {suspect.rank} {suspect.phase} {duration_text(suspect.worth_ns)}"
 
 
 def _reason(row: StepRow) -> str:
@@ -136,4 +145,4 @@ def _shaded(value: int, largest: int) -> Markup:
     if value <= 0:
         return tag("span", "", class_="shade")
     strength = 6 + round(64 * value / largest)
-    return tag("span", milliseconds(value), class_="shade", style=f"--strength:{strength}%")
+    return tag("span", duration_text(value), class_="shade", style=f"--strength:{strength}%")

@@ -80,7 +80,7 @@ class LoadView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadMatrix:
-    """Counts by layer and column over the steps read, warm-up left out."""
+    """Counts by layer and column over the steps read: without warm-up, and by rank without partial steps."""
 
     view: LoadView
     layers: tuple[int, ...]

@@ -17,6 +17,12 @@ def _read(name: str) -> str:
 
 _WARMUP_STEPS = f"SELECT step FROM {_read('step_verdicts')} AND warmup = 1"
 _COUNTED = f"step >= {{first_step:UInt64}} AND step NOT IN ({_WARMUP_STEPS})"
+# A rank that is missing from a step would look lightly loaded. Unless every step misses one:
+# then there is nothing better to show.
+_COMPARABLE = (
+    f"{_COUNTED} AND (NOT {{whole_only:UInt8}} OR step NOT IN "
+    f"(SELECT step FROM {_read('step_verdicts')} AND notEmpty(missing_ranks)))"
+)
 
 RUNS = """
 SELECT run_id, toUnixTimestamp64Nano(max(start_time)) AS last_ns
@@ -80,7 +86,7 @@ RANK_LOADS = f"""
 SELECT
     toString(forward_mode) AS forward_mode, toString(cohort) AS cohort,
     layer, rank AS column, sum(count) AS total
-FROM {_read("expert_loads")} AND count_kind = 'received' AND {_COUNTED}
+FROM {_read("expert_loads")} AND count_kind = 'received' AND {_COMPARABLE}
 GROUP BY forward_mode, cohort, layer, column
 """
 
@@ -115,7 +121,7 @@ GROUP BY rank ORDER BY rank
 
 TRAFFIC = f"""
 SELECT source_rank, destination_ep_rank, sum(rows) AS total_rows, sum(bytes) AS total_bytes
-FROM {_read("rank_traffic")} AND phase = 'dispatch' AND {_COUNTED}
+FROM {_read("rank_traffic")} AND phase = 'dispatch' AND {_COMPARABLE}
 GROUP BY source_rank, destination_ep_rank
 """
 
@@ -123,7 +129,7 @@ EXTENSIONS = f"""
 SELECT
     releaser_rank AS rank, toString(work_phase) AS phase,
     sumIf(extension_ns, ambiguous = 0) AS agreed_ns, sumIf(extension_ns, ambiguous = 1) AS ambiguous_ns
-FROM {_read("step_barriers")} AND releaser_rank >= 0 AND {_COUNTED}
+FROM {_read("step_barriers")} AND releaser_rank >= 0 AND {_COMPARABLE}
 GROUP BY rank, phase ORDER BY rank, phase
 """
 

@@ -68,6 +68,7 @@ def read_run(store: Store, run_id: str, *, step: int | None = None) -> RunView:
         )
     drawn = worst_step(steps) if step is None else _step_asked_for(steps, step)
     parameters["first_step"] = steps[0].step
+    parameters["whole_only"] = int(any(not row.missing_ranks and not row.warmup for row in steps))
     expert_loads = _load_matrices(store, parameters, queries.EXPERT_LOADS)
     rank_loads = _load_matrices(store, parameters, queries.RANK_LOADS)
     overview, accounting = _overview_and_accounting(store, parameters)

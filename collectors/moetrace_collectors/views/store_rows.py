@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from moetrace_collectors import owner
 from moetrace_collectors.errors import UsageError
-from moetrace_collectors.run_directory import RunDirectory
+from moetrace_collectors.run_directory import STORE_NAME, RunDirectory
 from moetrace_collectors.store import first_line, open_client, parse_store
 
 DATABASE = "moetrace"
@@ -49,8 +50,15 @@ class Store(Protocol):
 class ClientStore:
     """A store through clickhouse-connect: `chdb:///path`, `clickhouse://host`, `https://host`."""
 
-    def __init__(self, dsn: str, *, database: str = DATABASE) -> None:
+    def __init__(
+        self, dsn: str, *, database: str = DATABASE, ownership: owner.Ownership | None = None
+    ) -> None:
         """Open it.
+
+        Args:
+            dsn: Address of the store.
+            database: Database of the tables.
+            ownership: Of the run directory; released on close.
 
         Raises:
             UsageError: not a DSN, not reachable, no store there, or the path is owned by another process.
@@ -63,14 +71,16 @@ class ClientStore:
             )
         self.address = address.display
         self.database = database
+        self._ownership = ownership
         try:
             self._client = open_client(address)
         except UsageError as error:
             if "EmbeddedServer" not in str(error):
                 raise
+            # The engine says one thing for all, and prints the reason on stderr by itself.
             raise UsageError(
-                f"{self.address} is open in another process (the embedded engine serves one at a time): "
-                "read through its collector with --url, or stop that process"
+                f"the engine cannot open {self.address}: another program has it open (read through its "
+                "collector with --url), or it is damaged or was copied without its symbolic links"
             ) from error
         from clickhouse_connect.driver.exceptions import ClickHouseError  # open_client said if it is missing
 
@@ -87,6 +97,8 @@ class ClientStore:
     def close(self) -> None:
         """Give the embedded path (or the connection) back."""
         self._client.close()
+        if self._ownership is not None:
+            self._ownership.release()
 
     def __enter__(self) -> Self:
         return self
@@ -153,15 +165,37 @@ class HttpStore:
 
 
 def store_of_directory(directory: RunDirectory, *, database: str = DATABASE) -> ClientStore | HttpStore:
-    """The store of a run directory: through its collector while one lives, else opened here.
+    """The store of a run directory: through its collector while one lives, else opened and owned here.
 
     Raises:
-        UsageError: it cannot be opened.
+        UsageError: it cannot be opened, or another process has it open.
     """
-    owner = directory.live_owner()
-    if owner is not None:
-        return HttpStore(owner.http_address, database=database)
-    return ClientStore(directory.dsn, database=database)
+    live = directory.live_owner()
+    if live is not None:
+        return HttpStore(live.http_address, database=database)
+    ownership = owner.acquire(directory.path, parse_store(directory.dsn))
+    try:
+        return ClientStore(directory.dsn, database=database, ownership=ownership)
+    except BaseException:
+        ownership.release()
+        raise
+
+
+def store_of_dsn(dsn: str, *, database: str = DATABASE) -> ClientStore | HttpStore:
+    """The store at a DSN; an embedded one as `store_of_directory` does it, so that its owner is asked.
+
+    Raises:
+        UsageError: it cannot be opened, or another process has it open.
+    """
+    path = parse_store(dsn).embedded_path
+    if path is None:
+        return ClientStore(dsn, database=database)
+    if not path.is_dir():
+        # The engine would create an empty store there.
+        raise UsageError(f"no store at {path}: give the {STORE_NAME}/ folder of a run directory")
+    if path.name != STORE_NAME:
+        return ClientStore(dsn, database=database)
+    return store_of_directory(RunDirectory(path=path.parent), database=database)
 
 
 def _no_answer(address: str, database: str, text: str) -> str:

@@ -14,7 +14,7 @@ from statistics import median
 
 from moetrace_collectors.model import Suspect
 from moetrace_collectors.views.findings import Finding, Place, Summary
-from moetrace_collectors.views.headline import advise, write_headline
+from moetrace_collectors.views.headline import advise, write_headline, write_remark
 from moetrace_collectors.views.run_records import StepRow
 from moetrace_schemas.enums import Cause, Evidence, Phase
 
@@ -42,7 +42,8 @@ def summarise(steps: Sequence[StepRow]) -> Summary:
     partial_steps = sum(bool(row.missing_ranks) for row in counted)
     durations = sorted(row.step_ns for row in counted)
     return Summary(
-        headline=write_headline(outstanding, places, evidence, len(counted)),
+        headline=write_headline(outstanding, evidence, len(counted)),
+        remark=write_remark(outstanding, places),
         outstanding=outstanding,
         next_steps=advise(outstanding, evidence, len(counted), partial_steps),
         counted_steps=len(counted),

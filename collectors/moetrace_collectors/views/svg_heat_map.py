@@ -21,7 +21,7 @@ HEAD = 26.0
 LABEL_PITCH = 30.0
 """Column numbers are at least this far apart."""
 MAX_CELL_WIDTH = 64.0
-LABEL_CELL_WIDTH = 34.0
+LABEL_CELL_WIDTH = 28.0
 """Cells at least this wide carry their ratio as text."""
 
 EXPERT_EDGES = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)
@@ -61,7 +61,6 @@ def heat_map(figure: HeatMap) -> Markup:
     geometry = {"gutter": GUTTER, "head": HEAD, "width": width, "height": height}
     svg = tag(
         "svg",
-        tag("title", figure.title),
         *_labels(figure, width, height),
         tag(
             "g",
@@ -74,6 +73,7 @@ def heat_map(figure: HeatMap) -> Markup:
         style=f"max-width:{number(used_width)}px",
         class_="heat",
         role="img",
+        aria_label=figure.title,
     )
     data = {
         **geometry,
@@ -138,7 +138,7 @@ def _texts(figure: HeatMap, width: float, height: float) -> Iterator[Markup]:
 
 
 def _labels(figure: HeatMap, width: float, height: float) -> Iterator[Markup]:
-    every_row = max(1, round(14 / height))
+    every_row = math.ceil(14 / height)
     for index, row in enumerate(figure.rows):
         if index % every_row == 0:
             yield tag(

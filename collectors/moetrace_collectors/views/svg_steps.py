@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from moetrace_collectors.views.headline import layer_name
 from moetrace_collectors.views.markup import Markup, number, tag
-from moetrace_collectors.views.number_format import milliseconds, percent
+from moetrace_collectors.views.number_format import duration_text, percent
 from moetrace_collectors.views.run_records import StepRow
 from moetrace_collectors.views.svg_timeline import nice_step
 from moetrace_schemas.enums import Evidence, Phase
@@ -18,6 +18,7 @@ HEAD = 8.0
 FOOT = 22.0
 MAX_BARS = 560
 """More steps share a bar: the one whose suspect cost most stands for them."""
+MAX_BAR_WIDTH = 40.0
 
 
 def step_strip(steps: Sequence[StepRow], *, drawn: int) -> Markup:
@@ -30,17 +31,16 @@ def step_strip(steps: Sequence[StepRow], *, drawn: int) -> Markup:
     bars = list(_representatives(steps, drawn))
     longest = max((row.step_ns for row in bars), default=0)
     scale = STRIP_HEIGHT / max(1, longest)
-    width = (WIDTH - GUTTER - 8) / max(1, len(bars))
+    width = min(MAX_BAR_WIDTH, (WIDTH - GUTTER - 8) / max(1, len(bars)))
     gap = 1.0 if width > 4 else 0.0
     base = HEAD + STRIP_HEIGHT
     return tag(
         "svg",
-        tag("title", "Steps over time"),
         tag(
             "defs",
             tag(
                 "pattern",
-                tag("path", d="M0 0V6", class_="hatch-line"),
+                tag("path", d="M0 0V6", class_="hatch-ink"),
                 id="hatch-strip",
                 width=5,
                 height=6,
@@ -57,16 +57,17 @@ def step_strip(steps: Sequence[StepRow], *, drawn: int) -> Markup:
         viewBox=f"0 0 {number(WIDTH)} {number(base + FOOT)}",
         class_="strip",
         role="img",
+        aria_label="Steps over time",
     )
 
 
 def step_text(row: StepRow) -> str:
     """What a step says when pointed at."""
-    text = f"step {row.step} ({row.forward_mode}): {milliseconds(row.step_ns)}; evidence {row.evidence}"
+    text = f"step {row.step} ({row.forward_mode}): {duration_text(row.step_ns)}; evidence {row.evidence}"
     if row.suspect is not None:
         text += (
             f"; rank {row.suspect.rank} in {row.suspect.phase} ({layer_name(row.suspect.layer)}), "
-            f"cause {row.cause}: {milliseconds(row.suspect.worth_ns)}"
+            f"cause {row.cause}: {duration_text(row.suspect.worth_ns)}"
         )
     return text + ("; warm-up" if row.warmup else "")
 
@@ -78,7 +79,7 @@ def frontier_bar(phase_ns: Mapping[Phase, int]) -> Markup:
     x = 0.0
     for phase, duration in phase_ns.items():
         width = WIDTH * duration / total if total else 0.0
-        text = f"{phase}: {milliseconds(duration)}, {percent(duration / total)}"
+        text = f"{phase}: {duration_text(duration)}, {percent(duration / total)}"
         segments.append(
             tag("rect", tag("title", text), x=x, y=0, width=width, height=30, class_=f"p-{phase}")
         )
@@ -88,14 +89,14 @@ def frontier_bar(phase_ns: Mapping[Phase, int]) -> Markup:
         x += width
     bar = tag(
         "svg",
-        tag("title", "Critical path by phase"),
         tag("g", *segments, class_="marks"),
         viewBox=f"0 0 {number(WIDTH)} 30",
-        class_="strip",
+        class_="frontier",
         role="img",
+        aria_label="Critical path by phase",
     )
     names = [
-        tag("span", tag("i", class_=f"swatch p-{phase}"), f"{phase} {milliseconds(duration)}")
+        tag("span", tag("i", class_=f"swatch p-{phase}"), f"{phase} {duration_text(duration)}")
         for phase, duration in phase_ns.items()
     ]
     return Markup(bar + tag("p", *names, class_="legend"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from moetrace_collectors.views.headline import layer_name
 from moetrace_collectors.views.markup import Markup, number, tag
-from moetrace_collectors.views.number_format import count, milliseconds
+from moetrace_collectors.views.number_format import count, duration_text
 from moetrace_collectors.views.timeline import CriticalStretch, Lane, Mark, MarkKind, Timeline
 from moetrace_schemas.enums import Direction, Phase
 
@@ -24,6 +24,8 @@ MIN_WIDTH = 0.35
 MERGE_WIDTH = 0.2
 """Pixels; marks of one phase and kind that are narrower are merged with the one before."""
 LABEL_PIXELS_PER_LETTER = 6.6
+DENSE_PATH = 40
+"""Stretches of the critical path beyond which its crossings are drawn faint, so that lanes stay visible."""
 
 
 def timeline_svg(timeline: Timeline, *, identifier: str, window: tuple[int, int] | None = None) -> Markup:
@@ -42,7 +44,6 @@ def timeline_svg(timeline: Timeline, *, identifier: str, window: tuple[int, int]
     canvas = _Canvas(start=start, end=end, scale=scale, identifier=identifier)
     return tag(
         "svg",
-        tag("title", f"Step {timeline.step} across ranks"),
         _hatch(identifier),
         *_axis(canvas, height),
         *(
@@ -50,10 +51,15 @@ def timeline_svg(timeline: Timeline, *, identifier: str, window: tuple[int, int]
             for lane in timeline.lanes
             for part in _lane(canvas, lane, top_of[lane.rank], lane.rank in critical_ranks)
         ),
-        *_critical_path(canvas, timeline.critical, top_of),
+        *_critical_path(
+            canvas,
+            [item for item in timeline.critical if canvas.shows(item.start_ns, item.end_ns)],
+            top_of,
+        ),
         viewBox=f"0 0 {number(WIDTH)} {number(height)}",
         class_="timeline",
         role="img",
+        aria_label=f"Step {timeline.step} across ranks",
     )
 
 
@@ -70,7 +76,9 @@ class _Canvas:
         return GUTTER + (min(max(time_ns, self.start), self.end) - self.start) * self.scale
 
     def shows(self, start_ns: int, end_ns: int) -> bool:
-        return end_ns > self.start and start_ns < self.end
+        # Clocks are aligned to a few microseconds only: what sticks into the window by less is not in it.
+        margin = min(end_ns - start_ns, round(0.5 / self.scale))
+        return end_ns - margin >= self.start and start_ns + margin <= self.end
 
 
 def _hatch(identifier: str) -> Markup:
@@ -96,8 +104,8 @@ def _axis(canvas: _Canvas, height: float) -> Iterator[Markup]:
     while index * step * 1e6 <= canvas.end:
         x = canvas.x(round(index * step * 1e6))
         yield tag("path", d=f"M{number(x)} {number(AXIS_HEIGHT - 6)}V{number(height)}", class_="grid")
-        label = f"{index * step:,.{decimals}f}"
-        yield tag("text", label + " ms" if x < WIDTH - 60 else label, x=x + 3, y=14, class_="tick")
+        if x < WIDTH - 52:
+            yield tag("text", f"{index * step:,.{decimals}f} ms", x=x + 3, y=14, class_="tick")
         index += 1
 
 
@@ -171,38 +179,37 @@ def mark_text(mark: Mark) -> str:
         where += ", backward"
     if mark.microbatch:
         where += f", microbatch {mark.microbatch}"
-    text = f"{what}, {where}: {milliseconds(mark.duration_ns)}"
+    text = f"{what}, {where}: {duration_text(mark.duration_ns)}"
     if mark.rows >= 0 and mark.kind is not MarkKind.WAIT:
         text += f", {count(mark.rows, 'row')}"
     return text + (" (the model raised here)" if mark.error else "")
 
 
 def _critical_path(
-    canvas: _Canvas, stretches: tuple[CriticalStretch, ...], top_of: dict[int, float]
+    canvas: _Canvas, stretches: list[CriticalStretch], top_of: dict[int, float]
 ) -> Iterator[Markup]:
     """Along the lower edge of the lane that everyone waited for, and from lane to lane where it changes."""
-    shown = [
-        stretch
-        for stretch in stretches
-        if stretch.rank in top_of and canvas.shows(stretch.start_ns, stretch.end_ns)
-    ]
-    previous: tuple[float, float] | None = None
-    for stretch in shown:
+    previous: tuple[int, float, float] | None = None
+    crossing = "critical-path step-over" + (" dense" if len(stretches) > DENSE_PATH else "")
+    for stretch in stretches:
+        if stretch.rank not in top_of:
+            continue
         y = top_of[stretch.rank] + LANE_HEIGHT + 3
         start, end = canvas.x(stretch.start_ns), canvas.x(stretch.end_ns)
-        path = f"M{number(start)} {number(y)}H{number(end)}"
-        if previous is not None and previous[1] != y and start - previous[0] < 12:
-            path = f"M{number(previous[0])} {number(previous[1])}L{number(start)} {number(y)}H{number(end)}"
         class_name = "critical-path" if stretch.certain else "critical-path doubtful"
-        yield tag("path", tag("title", _stretch_text(stretch)), d=path, class_=class_name)
-        previous = (end, y)
+        if previous is not None and previous[0] == stretch.barrier - 1 and previous[2] != y:
+            step_over = f"M{number(previous[1])} {number(previous[2])}L{number(start)} {number(y)}"
+            yield tag("path", d=step_over, class_=crossing)
+        line = f"M{number(start)} {number(y)}H{number(end)}"
+        yield tag("path", tag("title", _stretch_text(stretch)), d=line, class_=class_name)
+        previous = (stretch.barrier, end, y)
 
 
 def _stretch_text(stretch: CriticalStretch) -> str:
     where = (
         f"before the exchange in {layer_name(stretch.layer)}" if stretch.layer >= 0 else "at the step's end"
     )
-    over = f"{milliseconds(stretch.extension_ns)} over the mean of the ranks"
+    over = f"{duration_text(stretch.extension_ns)} over the mean of the ranks"
     doubt = "" if stretch.certain else " (ambiguous)"
     return f"critical: rank {stretch.rank}, most of all in {stretch.phase}, {where}: {over}{doubt}"
 

@@ -65,6 +65,8 @@ class CriticalStretch:
     """The rank that the step waited for, between two barriers."""
 
     rank: int
+    barrier: int
+    """Index of the barrier that ends it; where a number is skipped, the path has a gap."""
     start_ns: int
     end_ns: int
     layer: int
@@ -118,12 +120,12 @@ def lay_out(detail: StepDetail, *, critical_rank: int | None = None) -> Timeline
     )
 
 
-def costliest_window(timeline: Timeline, *, stretches: int = 6) -> tuple[int, int] | None:
+def costliest_window(timeline: Timeline, *, stretches: int = 5, at_least: int = 16) -> tuple[int, int] | None:
     """The part of a long step worth a closer look: around the critical stretch with the largest extension.
 
-    None where the whole step is no longer than `stretches` critical stretches.
+    None for a step of fewer than `at_least` stretches: the whole of it can be read as it is.
     """
-    if len(timeline.critical) <= stretches:
+    if len(timeline.critical) < at_least:
         return None
     costliest = max(range(len(timeline.critical)), key=lambda index: timeline.critical[index].extension_ns)
     first = min(max(0, costliest - stretches // 2), len(timeline.critical) - stretches)
@@ -205,9 +207,9 @@ def _critical(
     bounds: dict[int, tuple[int, int]] = {}
     group_of: dict[int, int] = {}
     for interval in detail.intervals:
-        first, last = bounds.get(interval.rank, (interval.start_unix_ns, 0))
-        end = interval.start_unix_ns + interval.duration_ns
-        bounds[interval.rank] = (min(first, interval.start_unix_ns), max(last, end))
+        interval_end = interval.start_unix_ns + interval.duration_ns
+        first, last = bounds.get(interval.rank, (interval.start_unix_ns, interval_end))
+        bounds[interval.rank] = (min(first, interval.start_unix_ns), max(last, interval_end))
         group_of[interval.rank] = interval.ep_group
     groups = sorted({barrier.ep_group for barrier in detail.barriers})
     if not groups:
@@ -220,12 +222,14 @@ def _critical(
             continue
         rank = barrier.releaser_rank
         if rank in bounds:  # a releaser that cannot be told, or without a lane, leaves a gap in the path
-            start = bounds[rank][0] if previous is None else ends[rank].get(previous.exchange)
-            end = bounds[rank][1] if _is_tail(barrier) else ends[rank].get(barrier.exchange)
+            opening, closing = bounds[rank]
+            start = ends[rank].get(previous.exchange) if previous is not None else opening
+            end = closing if _is_tail(barrier) else ends[rank].get(barrier.exchange)
             if start is not None and end is not None and end > start:
                 stretches.append(
                     CriticalStretch(
                         rank=rank,
+                        barrier=barrier.index,
                         start_ns=start + shifts[rank],
                         end_ns=end + shifts[rank],
                         layer=barrier.layer,

@@ -31,7 +31,7 @@ def lanes_to_show(
     """Ranks to draw, ascending: all of them up to `limit`.
 
     Beyond it: the critical rank and its runner-up, then the ranks that released the costliest
-    barriers (at most half of the lanes), then ranks spread evenly over the rest for comparison.
+    barriers (at most three quarters of the lanes), then ranks spread evenly over the rest for comparison.
     """
     if len(ranks) <= limit:
         return tuple(ranks)
@@ -44,7 +44,7 @@ def lanes_to_show(
         if barrier.releaser_rank in present:
             released[barrier.releaser_rank] += barrier.extension_ns
     for rank, _ in released.most_common():
-        if len(chosen) >= limit // 2:
+        if len(chosen) >= limit * 3 // 4:
             break
         if rank not in chosen:
             chosen.append(rank)

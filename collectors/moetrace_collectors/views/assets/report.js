@@ -36,7 +36,7 @@
     return null;
   };
 
-  for (const figure of document.querySelectorAll(".explore-marks, .strip")) {
+  for (const figure of document.querySelectorAll(".explore-marks, .frontier")) {
     figure.addEventListener("pointermove", (event) => {
       const element = withTip(event.target, figure);
       if (element) show(textOf(element), event.clientX, event.clientY); else hide();

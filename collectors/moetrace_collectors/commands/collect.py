@@ -1,0 +1,110 @@
+"""`moetrace collect`: the collector as a service in the foreground, until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from moetrace_collectors.config import CollectorConfig, load_config
+from moetrace_collectors.errors import UsageError
+from moetrace_collectors.store import INSTALL
+
+HELP = "receive steps from ranks, join and judge them, store and serve the result"
+ALIVE_CHECK_S = 0.5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    defaults = CollectorConfig()
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file; see collector.example.toml")
+    parser.add_argument(
+        "--dir",
+        dest="directory",
+        type=Path,
+        metavar="DIR",
+        help=f"run directory, made if missing (default: {defaults.directory})",
+    )
+    parser.add_argument("--dsn", help="store: chdb:///path or clickhouse://host:port (default: DIR/store)")
+    parser.add_argument("--database", help=f"database of the tables (default: {defaults.database})")
+    parser.add_argument("--host", help=f"address to listen on (default: {defaults.host})")
+    parser.add_argument(
+        "--http-port", type=int, help=f"OTLP/HTTP, /metrics and SQL (default: {defaults.http_port}; 0 = any)"
+    )
+    parser.add_argument(
+        "--grpc-port", type=int, help=f"OTLP/gRPC (default: {defaults.grpc_port}; 0 = any free port)"
+    )
+    parser.add_argument(
+        "--no-grpc", dest="grpc", action="store_const", const=False, help="do not listen for OTLP/gRPC"
+    )
+    parser.add_argument(
+        "--join-timeout-s",
+        type=float,
+        help=f"wait for missing ranks at most so long (default: {defaults.join_timeout_s:g})",
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_const",
+        const=True,
+        help="listen beyond loopback without TLS and tokens, on a network you trust",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run until a signal; 0 when everything that was acknowledged is stored, else 1."""
+    names = (
+        "directory", "dsn", "database", "host", "http_port", "grpc_port", "grpc", "join_timeout_s",
+        "insecure",
+    )  # fmt: skip
+    config = load_config(arguments.config, {name: getattr(arguments, name) for name in names})
+    logging.basicConfig(level=logging.WARNING, format="moetrace collect: %(levelname)s: %(message)s")
+    # What it warns of, answers and counts say better.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    # The embedded engine takes its time zone from the process; the tables are in UTC.
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    # gRPC's own log lines, as of a taken port, say less than ours and come first.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        from moetrace_collectors.pipeline import Pipeline
+    except ImportError as error:
+        raise UsageError(f"collect needs {error.name}: {INSTALL}") from error
+    stop = threading.Event()
+    pipeline = Pipeline(config)
+    # Behind the store, whose engine installs handlers of its own. Further signals change nothing: the
+    # last writes have a deadline.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        pipeline.start()
+        print(
+            _ready(pipeline.note.http_address, pipeline.note.grpc_address, config),
+            file=sys.stderr,
+            flush=True,
+        )
+        while not stop.wait(ALIVE_CHECK_S):
+            if not pipeline.is_alive():
+                print("moetrace collect: the worker has ended; stopping", file=sys.stderr)
+                break
+        healthy = pipeline.is_alive()
+    finally:
+        pipeline.stop()
+    if pipeline.num_lost_rows:
+        print(
+            f"moetrace collect: {pipeline.num_lost_rows} rows were given up: the store did not take them",
+            file=sys.stderr,
+        )
+    return 0 if healthy and pipeline.num_lost_rows == 0 else 1
+
+
+def _ready(http_address: str, grpc_address: str, config: CollectorConfig) -> str:
+    grpc = f", OTLP/gRPC {grpc_address}" if grpc_address else ""
+    return (
+        f"moetrace collect: ready: OTLP/HTTP {http_address}/v1/traces{grpc}, metrics {http_address}/metrics, "
+        f"SQL {http_address}/, store {config.store.display}"
+    )

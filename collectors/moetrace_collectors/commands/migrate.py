@@ -1,0 +1,78 @@
+"""`moetrace migrate`: bring a store to this version's schema, or show what that would run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from moetrace_collectors import owner
+from moetrace_collectors.errors import UsageError
+from moetrace_collectors.migrate import migrate
+from moetrace_collectors.store import StoreAddress, embedded_dsn, first_line, open_client, parse_store
+from moetrace_schemas.clickhouse.render import MigrationError, create_database, migrations, render
+
+HELP = "make or update the tables of a store (moetrace collect does it for its own)"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    target = parser.add_mutually_exclusive_group()
+    target.add_argument("--dir", type=Path, metavar="DIR", help="run directory with an embedded store")
+    target.add_argument("--dsn", help="store: chdb:///path, clickhouse://host:port or https://host:port")
+    target.add_argument("--print", action="store_true", help="print the statements and run nothing")
+    parser.add_argument("--database", default="moetrace", help="database of the tables (default: moetrace)")
+    parser.add_argument(
+        "--cluster", metavar="NAME", help="make replicated tables on this ClickHouse cluster (ON CLUSTER)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Apply what is missing; 0 when the store is current."""
+    try:
+        if arguments.print:
+            _print(arguments.database, arguments.cluster)
+            return 0
+        address = _address(arguments)
+        if arguments.cluster is not None and address.embedded_path is not None:
+            raise UsageError("--cluster needs a ClickHouse server: give its --dsn, or --print the statements")
+        return _apply(address, arguments)
+    except MigrationError as error:
+        raise UsageError(str(error)) from error
+
+
+def _print(database: str, cluster: str | None) -> None:
+    statements = [create_database(database=database, cluster=cluster)]
+    statements += [render(item.template, database=database, cluster=cluster) for item in migrations()]
+    for statement in statements:
+        print(f"{statement.strip()};\n")
+
+
+def _address(arguments: argparse.Namespace) -> StoreAddress:
+    if arguments.dsn:
+        return parse_store(arguments.dsn)
+    if arguments.dir is None:
+        raise UsageError("which store? give --dir DIR, --dsn DSN, or --print")
+    return parse_store(embedded_dsn(arguments.dir / "store"))
+
+
+def _apply(address: StoreAddress, arguments: argparse.Namespace) -> int:
+    folder = address.embedded_path.parent if address.embedded_path is not None else None
+    ownership = owner.acquire(folder, address) if folder is not None else None
+    try:
+        client = open_client(address)
+        from clickhouse_connect.driver.exceptions import ClickHouseError
+
+        try:
+            applied = migrate(client, database=arguments.database, cluster=arguments.cluster)
+        except ClickHouseError as error:
+            raise UsageError(f"{address.display} refused a migration: {first_line(error)}") from error
+        finally:
+            client.close()
+    finally:
+        if ownership is not None:
+            ownership.release()
+    for migration in applied:
+        print(f"applied {migration.name}")
+    if not applied:
+        print(f"{address.display}: database {arguments.database} is current")
+    return 0

@@ -1,0 +1,129 @@
+"""`moetrace query`: SQL over a run, through its collector while one lives, else from its store."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+from moetrace_collectors import owner
+from moetrace_collectors.errors import UsageError
+from moetrace_collectors.read_only_query import (
+    EmbeddedQueryRunner,
+    Query,
+    QueryError,
+    QueryLimits,
+    ServerQueryRunner,
+)
+from moetrace_collectors.run_directory import RunDirectory, newest_run_directory, open_run_directory
+from moetrace_collectors.store import StoreAddress, first_line, open_client, parse_store
+
+HELP = "run a read-only SQL query over a run"
+TIMEOUT_S = 300.0
+LIMITS = QueryLimits(
+    timeout_s=TIMEOUT_S, max_memory_bytes=8 * 2**30, max_result_rows=2**40, max_result_bytes=2**40
+)
+"""For a store opened here: a person waits for the answer, and nobody else is slowed down."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.add_argument(
+        "sql", metavar="SQL", help='as in "SELECT * FROM step_verdicts LIMIT 10"; - reads stdin'
+    )
+    target = parser.add_mutually_exclusive_group()
+    target.add_argument("--dir", type=Path, metavar="DIR", help="run directory (default: the newest one)")
+    target.add_argument("--dsn", help="store: chdb:///path, clickhouse://host:port or https://host:port")
+    target.add_argument("--url", help="a running collector, as in http://127.0.0.1:4318")
+    parser.add_argument("--database", default="moetrace", help="database of the tables (default: moetrace)")
+    parser.add_argument(
+        "--format",
+        default="PrettyCompact",
+        metavar="FORMAT",
+        help="ClickHouse format: Pretty, JSON, CSVWithNames, TSV, Vertical, ... (default: PrettyCompact)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the result; 0, or 1 where the query failed."""
+    sql = sys.stdin.read() if arguments.sql == "-" else arguments.sql
+    query = Query(sql=sql, format=arguments.format, database=arguments.database, parameters={}, settings={})
+    try:
+        result = _result(arguments, query)
+    except QueryError as error:
+        print(f"moetrace: {first_line(error, limit=1000)}", file=sys.stderr)
+        return 1
+    sys.stdout.buffer.write(result)
+    if result and not result.endswith(b"\n"):
+        sys.stdout.buffer.write(b"\n")
+    sys.stdout.buffer.flush()
+    return 0
+
+
+def _result(arguments: argparse.Namespace, query: Query) -> bytes:
+    if arguments.url:
+        return _over_http(arguments.url, query)
+    if arguments.dsn:
+        address = parse_store(arguments.dsn)
+        if address.embedded_path is None:
+            return _on_server(address, query)
+        return _embedded(RunDirectory(path=address.embedded_path.parent), address, query)
+    directory = open_run_directory(arguments.dir) if arguments.dir else newest_run_directory()
+    return _embedded(directory, parse_store(directory.dsn), query)
+
+
+def _embedded(directory: RunDirectory, address: StoreAddress, query: Query) -> bytes:
+    live = directory.live_owner()
+    if live is not None:
+        return _over_http(live.http_address, query)
+    if not address.embedded_path or not address.embedded_path.is_dir():
+        # The engine would make an empty store there.
+        raise UsageError(f"no store at {address.display}: give a run directory with --dir")
+    # The embedded engine takes its time zone from the process; the tables are in UTC.
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    ownership = owner.acquire(directory.path, address)
+    try:
+        client = open_client(address)
+        try:
+            runner = EmbeddedQueryRunner(address, database=query.database, limits=LIMITS, guarded=False)
+            return runner.run(query)
+        finally:
+            client.close()
+    finally:
+        ownership.release()
+
+
+def _on_server(address: StoreAddress, query: Query) -> bytes:
+    client = open_client(address)
+    try:
+        return ServerQueryRunner(client, database=query.database, limits=LIMITS).run(query)
+    finally:
+        client.close()
+
+
+def _over_http(url: str, query: Query) -> bytes:
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"--url {url}: a collector's address as in http://127.0.0.1:4318 expected")
+    parameters = urllib.parse.urlencode({"default_format": query.format, "database": query.database})
+    request = urllib.request.Request(
+        f"{url.rstrip('/')}/?{parameters}",
+        data=query.sql.encode(),
+        headers={"Content-Type": "text/plain; charset=utf-8"},
+        method="POST",
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            result: bytes = answer.read()
+            return result
+    except urllib.error.HTTPError as error:
+        text = error.read().decode(errors="replace")
+        raise QueryError(first_line(text, limit=1000), status=error.code) from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise UsageError(f"no collector answers at {url} ({reason}): check --url, or give --dir") from error

@@ -1,0 +1,1 @@
+"""Files that people already have -> records: traces, load dumps, wait matrices, exports."""

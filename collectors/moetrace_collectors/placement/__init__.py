@@ -1,0 +1,1 @@
+"""What another placement of experts would be worth on recorded loads. Nothing here changes one."""

@@ -1,0 +1,77 @@
+"""Wraps callables that are counted and not timed: what a router chose, or what experts were called with.
+
+Several layouts show the expert ids in an argument, or as counts or masks, so that a count function of
+the adapter (moetrace.adapters.base.Count) looks at the whole call.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from moetrace.instrument.patches import mark_wrapper
+from moetrace.instrument.wrap import RETIRED, Recorder, TorchState
+
+if TYPE_CHECKING:
+    from moetrace.adapters.base import Count, RouteCounter
+
+
+class RecomputeCounter:
+    """Notes pairs that activation recompute sees again, apart from those of the forward."""
+
+    def __init__(self, counter: Any) -> None:
+        self._counter = counter
+
+    def add(self, index: int, expert_ids: Any) -> None:
+        """All pairs of one call."""
+        self._counter.add_recompute(index, expert_ids)
+
+    def add_mask(self, index: int, mask: Any, pairs: int) -> None:
+        """All pairs of one call."""
+        self._counter.add_recompute_pairs(index, pairs)
+
+    def add_counts(self, index: int, counts: Any, pairs: int) -> None:
+        """All pairs of one call."""
+        self._counter.add_recompute_pairs(index, pairs)
+
+    def add_rows(self, index: int, expert: int, rows: int) -> None:
+        """Pairs of one expert."""
+        self._counter.add_recompute_pairs(index, rows)
+
+
+def counted(
+    function: Callable[..., Any], recorder: Recorder, count: Count, index: int, *, source_side: bool
+) -> Callable[..., Any]:
+    """Wrap a callable so that `count` sees each call of a sampled step.
+
+    Args:
+        function: what is wrapped.
+        recorder: the tracer.
+        count: looks at arguments and result.
+        index: row of the counter.
+        source_side: pairs of activation recompute are noted apart; on the destination side they are left out.
+    """
+    state = TorchState()
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if state.compiling():
+            return function(*args, **kwargs)
+        buffer = recorder.buffer
+        # A model that is instrumented inside a step is counted from the next one on.
+        if buffer is None or buffer.counter is None or not buffer.counter.counts(index):
+            return function(*args, **kwargs)
+        result = function(*args, **kwargs)
+        counter: RouteCounter | None = buffer.counter
+        if state.graph_task() != -1:
+            counter = RecomputeCounter(counter) if source_side else None
+        if counter is not None:
+            recorder.guard.run("counts", count, counter, index, args, kwargs, result)
+        return result
+
+    def retire() -> None:
+        nonlocal recorder
+        recorder = RETIRED
+
+    return mark_wrapper(wrapper, function, retire)

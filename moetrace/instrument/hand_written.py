@@ -1,0 +1,95 @@
+"""Wraps the parts of hand-written MoE code: `tracer.wrap(router=..., dispatch=..., layer=3)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from moetrace.errors import ConfigError
+from moetrace.instrument.patches import mark_of
+from moetrace.instrument.phases import check_layer
+from moetrace.instrument.wrap import Observer, timed
+from moetrace.record.sites import Role, Site
+from moetrace_schemas.enums import Phase
+
+if TYPE_CHECKING:
+    from moetrace.instrument.install import Installer
+
+PARTS: dict[str, tuple[Role, Phase]] = {
+    "router": (Role.PHASE, Phase.ROUTER),
+    "permute": (Role.PHASE, Phase.PERMUTE),
+    "dispatch": (Role.PHASE, Phase.DISPATCH),
+    "experts": (Role.EXPERTS, Phase.EXPERT_GEMM),
+    "combine": (Role.PHASE, Phase.COMBINE),
+    "unpermute": (Role.PHASE, Phase.UNPERMUTE),
+    "shared_expert": (Role.PHASE, Phase.SHARED_EXPERT),
+}
+"""Arguments of `Tracer.wrap`."""
+
+
+def check_parts(
+    callables: Mapping[str, object], layer: int | None = None, num_experts: int | None = None
+) -> None:
+    """Refuse what cannot be wrapped, before anything is.
+
+    Raises:
+        ConfigError: an unknown name, a value that is not callable, or a number out of range.
+    """
+    check_layer(layer)
+    if num_experts is not None and num_experts < 1:
+        raise ConfigError(f"num_experts={num_experts}: 1 or more expected")
+    if num_experts is not None and layer is None:
+        raise ConfigError(f"num_experts={num_experts}: counts are per layer: layer=... is needed too")
+    for name, function in callables.items():
+        if name not in PARTS:
+            raise ConfigError(f"wrap({name}=...): no such part; known: {', '.join(PARTS)}")
+        if not callable(function):
+            raise ConfigError(f"wrap({name}={function!r}): a callable expected")
+
+
+def wrap_parts(
+    installer: Installer,
+    callables: Mapping[str, Callable[..., Any]],
+    layer: int | None,
+    num_experts: int | None,
+) -> SimpleNamespace:
+    """The wrapped callables under the names they came with; parts that are wrapped already stay so."""
+    installer.hook_collectives()
+    result = SimpleNamespace()
+    for name, function in callables.items():
+        observe = None
+        if name == "router" and num_experts is not None and layer is not None:
+            observe = installer.count_routes(layer, num_experts, _device_of(callables))
+        setattr(result, name, _wrap_part(installer, name, function, layer, observe))
+    return result
+
+
+def _wrap_part(
+    installer: Installer, name: str, function: Any, layer: int | None, observe: Observer | None
+) -> Any:
+    role, phase = PARTS[name]
+    is_module = hasattr(function, "forward") and hasattr(function, "named_modules")
+    if mark_of(vars(function).get("forward") if is_module else function):
+        return function
+    site = installer.tracer.sites.add(Site(role, phase, layer, f"wrap.{name}[{layer}]", alone=True))
+
+    def make(current: Callable[..., Any]) -> Callable[..., Any]:
+        return timed(current, installer.tracer, site, observe=observe)
+
+    if not is_module:
+        installer.loose_sites.append(site)
+        return make(function)
+    installer.hand_written.replace(function, "forward", make)
+    installer.hand_written.sites.append(site)
+    return function
+
+
+def _device_of(callables: Mapping[str, Any]) -> Any:
+    """Where the first module among the callables, or behind a bound method, keeps its parameters; or None."""
+    for function in callables.values():
+        module = getattr(function, "__self__", function)
+        parameter = next(module.parameters(), None) if hasattr(module, "named_modules") else None
+        if parameter is not None:
+            return parameter.device
+    return None

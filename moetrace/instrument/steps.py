@@ -1,0 +1,130 @@
+"""The step as a context manager, and the top module's forward, which is a step where none is open."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol
+
+from moetrace.guard import Guard
+from moetrace.instrument.patches import mark_wrapper
+from moetrace.instrument.wrap import TorchState
+from moetrace.record.buffer import StepBuffer
+from moetrace_schemas.enums import ForwardMode
+
+
+class StepOwner(Protocol):
+    """What a step needs of the tracer."""
+
+    buffer: StepBuffer | None
+    guard: Guard
+    open_scopes: int
+    """Steps that were entered and not left: inside one, a forward is no step of its own."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is recorded any more."""
+        ...
+
+    def begin_step(
+        self,
+        scope: object,
+        step: int | None,
+        forward_mode: ForwardMode | str | None,
+        microbatch: int,
+        cohort: str,
+        warmup: bool | None,
+    ) -> None:
+        """Open a step on behalf of `scope`."""
+        ...
+
+    def end_step(self, scope: object) -> None:
+        """Close the step that `scope` opened, if it is still the open one."""
+        ...
+
+
+class StepScope:
+    """Context manager of one step. Never raises of its own."""
+
+    __slots__ = ("_arguments", "_owner")
+
+    def __init__(
+        self,
+        owner: StepOwner,
+        step: int | None = None,
+        forward_mode: ForwardMode | str | None = None,
+        microbatch: int = 0,
+        cohort: str = "",
+        warmup: bool | None = None,
+    ) -> None:
+        self._owner = owner
+        self._arguments = (step, forward_mode, microbatch, cohort, warmup)
+
+    def __enter__(self) -> StepScope:
+        self._owner.open_scopes += 1
+        self._owner.guard.run("step", self._owner.begin_step, self, *self._arguments)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._owner.open_scopes -= 1
+        self._owner.guard.run("step", self._owner.end_step, self)
+
+
+def top_forward(owner: StepOwner, forward: Callable[..., Any], mask_at: int) -> Callable[..., Any]:
+    """Wraps a model's forward: notes padding, and is a step of its own where none is open.
+
+    Args:
+        owner: the tracer.
+        forward: the model's forward.
+        mask_at: position of `attention_mask` among its parameters, -1 where it has none.
+    """
+    compiling = TorchState().compiling
+    active = True
+
+    def with_padding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        counter = owner.buffer.counter if owner.buffer is not None else None
+        if counter is None:
+            return forward(*args, **kwargs)
+        before = counter.padding
+        owner.guard.run("padding", note_padding, counter, args, kwargs, mask_at)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            counter.padding = before
+
+    @functools.wraps(forward)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if compiling() or not active or owner.closed:
+            return forward(*args, **kwargs)
+        if owner.open_scopes:
+            return with_padding(args, kwargs)
+        with StepScope(owner):
+            return with_padding(args, kwargs)
+
+    def make_passive() -> None:
+        nonlocal active
+        active = False
+
+    return mark_wrapper(wrapper, forward, make_passive)
+
+
+def note_padding(counter: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mask_at: int) -> None:
+    """Tell a step's counter which tokens of the running forward are padding, from its attention mask."""
+    from moetrace.instrument.routing import padding_flags
+
+    counter.padding = None
+    mask = kwargs.get("attention_mask")
+    if mask is None and 0 <= mask_at < len(args):
+        mask = args[mask_at]
+    if mask is None or not hasattr(mask, "dim") or mask.dim() != 2:
+        return
+    tokens = kwargs.get("input_ids")
+    if tokens is None:
+        tokens = kwargs.get("inputs_embeds", args[0] if args else None)
+    # With a key-value cache the mask also covers the past; only the last tokens run now.
+    if tokens is not None and tokens.dim() >= 2 and tokens.shape[1] < mask.shape[1]:
+        mask = mask[:, -tokens.shape[1] :]
+    counter.padding = padding_flags(mask)

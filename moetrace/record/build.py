@@ -1,0 +1,103 @@
+"""A finished buffer -> a StepRecord. Runs in the drain thread, once every mark can be resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from moetrace.record.assemble import assemble
+from moetrace.record.buffer import TICKET_SHIFT, StepBuffer
+from moetrace.record.exchanges import Interval
+from moetrace.record.sites import SiteTable
+from moetrace.record.types import PhaseRow, StepRecord, TrafficRecord
+from moetrace_schemas.columns import RowFlag
+from moetrace_schemas.enums import Direction, Phase
+
+_BARRIER = int(RowFlag.BARRIER)
+_FLAGS = (1 << TICKET_SHIFT) - 1
+
+
+def build_record(buffer: StepBuffer, sites: SiteTable, clock: str) -> StepRecord:
+    """A finished buffer as a record; intervals without a stamp (mark -1) are left out."""
+    to_ns = buffer.track.nanoseconds
+    start, end = to_ns(buffer.start_mark), to_ns(buffer.end_mark)
+    intervals = []
+    seen = set()
+    for site, first, last, flags in buffer.intervals():
+        if first >= 0 and last >= 0:
+            seen.add(site)
+            intervals.append(
+                Interval(sites.sites[site], to_ns(first), to_ns(last), flags & _FLAGS, flags >> TICKET_SHIFT)
+            )
+    traffic = _summed(
+        TrafficRecord(layer=layer or 0, phase=Phase(phase), row_bytes=row_bytes, rows=tuple(rows))
+        for layer, phase, row_bytes, rows in buffer.traffic
+    )
+    phases = assemble(intervals, start, end, microbatch=buffer.microbatch)
+    return StepRecord(
+        step=buffer.step,
+        microbatch=buffer.microbatch,
+        forward_mode=buffer.forward_mode,
+        cohort=buffer.cohort,
+        warmup=buffer.warmup,
+        placement_version=buffer.placement_version,
+        clock=clock,
+        start_unix_ns=buffer.start_unix_ns,
+        duration_ns=end - start,
+        phases=_with_rows(phases, traffic, _local_rows(buffer)),
+        experts=buffer.counter.rows() if buffer.counter is not None else (),
+        traffic=traffic,
+        seen_sites=frozenset(seen),
+    )
+
+
+def _local_rows(buffer: StepBuffer) -> dict[int, int]:
+    totals: dict[int, int] = {}
+    for layer, rows in buffer.local_rows:
+        totals[layer or 0] = totals.get(layer or 0, 0) + rows
+    return totals
+
+
+def _summed(traffic: Iterable[TrafficRecord]) -> tuple[TrafficRecord, ...]:
+    """One record per (layer, phase): several forwards of one step add up."""
+    sums: dict[tuple[int, Phase, int], list[int]] = {}
+    for item in traffic:
+        key = (item.layer, item.phase, item.row_bytes)
+        have = sums.setdefault(key, [0] * len(item.rows))
+        sums[key] = [a + b for a, b in zip(have, item.rows, strict=True)]
+    return tuple(
+        TrafficRecord(layer=layer, phase=phase, row_bytes=row_bytes, rows=tuple(rows))
+        for (layer, phase, row_bytes), rows in sums.items()
+    )
+
+
+def _with_rows(
+    phases: tuple[PhaseRow, ...], traffic: tuple[TrafficRecord, ...], local_rows: dict[int, int]
+) -> tuple[PhaseRow, ...]:
+    """Rows and bytes of the payload exchange (the last of a layer's dispatches) and of the GEMM.
+
+    Traffic is that of the forward pass; activation recompute repeats its times, not its counts. Where
+    a layer ran several times in the step (several forwards), rows cannot be told apart by pass here
+    and stay unknown.
+    """
+    sent = {(item.layer, item.phase): (sum(item.rows), sum(item.rows) * item.row_bytes) for item in traffic}
+    exchange: dict[tuple[int, Phase], int] = {}
+    gemms: dict[int, list[int]] = {}
+    passes: dict[int, int] = {}
+    for index, row in enumerate(phases):
+        if row.direction is not Direction.FORWARD:
+            continue
+        if row.flags & _BARRIER:
+            exchange[(row.layer, row.phase)] = index
+        elif row.phase is Phase.ROUTER:
+            passes[row.layer] = passes.get(row.layer, 0) + 1
+        elif row.phase is Phase.EXPERT_GEMM:
+            gemms.setdefault(row.layer, []).append(index)
+    rows = list(phases)
+    for key, index in exchange.items():
+        if key in sent and passes.get(key[0], 1) == 1:
+            rows[index] = replace(rows[index], rows=sent[key][0], bytes=sent[key][1])
+    for layer, indices in gemms.items():
+        if layer in local_rows and passes.get(layer, 1) == 1 and len(indices) == 1:
+            rows[indices[0]] = replace(rows[indices[0]], rows=local_rows[layer])
+    return tuple(rows)

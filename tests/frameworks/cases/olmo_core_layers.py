@@ -1,0 +1,120 @@
+"""OLMo-core's dropless MoE on gloo ranks, forward and backward.
+
+Its gather and scatter are GPU kernels; they are replaced by indexing that does the same.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import olmo_core.ops.moe as ops
+import torch
+import torch.distributed as dist
+from olmo_core.nn.feed_forward import FeedForwardConfig
+from olmo_core.nn.moe import MoEConfig, MoERouterConfig, MoEType
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from frameworks.checks import Truth, check, report, trace
+from moetrace_schemas.enums import CountKind
+
+HIDDEN, WIDTH, EXPERTS, TOP_K, LAYERS = 32, 48, 4, 2, 2
+
+
+def gather(
+    rows: torch.Tensor, indices: torch.Tensor, bin_ids: torch.Tensor, bins: torch.Tensor, top_k: int
+) -> torch.Tensor:
+    """One row per (token, slot) pair, sorted by expert."""
+    return rows[indices.long() // top_k]
+
+
+def scatter(
+    rows: torch.Tensor,
+    indices: torch.Tensor,
+    bin_ids: torch.Tensor,
+    weights: torch.Tensor | None,
+    bins: torch.Tensor,
+    top_k: int,
+) -> torch.Tensor:
+    """Pairs back in the order of tokens, weighted and summed."""
+    at = indices.long()
+    if weights is not None:
+        rows = rows * weights[at].unsqueeze(1)
+    return torch.zeros_like(rows).index_copy(0, at, rows).view(-1, top_k, rows.shape[-1]).sum(1)
+
+
+class Blocks(nn.Module):
+    """Two layers with residuals, the second one with a shared expert."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        configs = [
+            MoEConfig(
+                name=MoEType.dropless,
+                num_experts=EXPERTS,
+                hidden_size=WIDTH,
+                router=MoERouterConfig(top_k=TOP_K),
+                shared_mlp=FeedForwardConfig(hidden_size=WIDTH, bias=False) if number else None,
+            )
+            for number in range(LAYERS)
+        ]
+        self.layers = nn.ModuleList(config.build(d_model=HIDDEN, init_device="cpu") for config in configs)
+        generator = torch.Generator().manual_seed(0)
+        for parameter in self.parameters():
+            parameter.data.normal_(0, 0.2, generator=generator)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states to hidden states."""
+        for layer in self.layers:
+            hidden = hidden + layer(hidden)
+        return hidden
+
+
+def main() -> None:
+    """One configuration on this rank."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    ops.gather, ops.scatter = gather, scatter
+    model = Blocks()
+    if ranks > 1:
+        mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("ep",))
+        for layer in model.layers:
+            layer.apply_ep(mesh)
+    generator = torch.Generator().manual_seed(5 + rank)
+    hidden = torch.randn(2, 5 + rank, HIDDEN, generator=generator)
+    truth = Truth()
+    for number, layer in enumerate(model.layers):
+
+        def look(module: Any, args: Any, kwargs: Any, number: int = number) -> None:
+            logits = args[0].reshape(-1, HIDDEN) @ module.weight.view(EXPERTS, HIDDEN).t()
+            truth.add_ids(number, logits.topk(TOP_K).indices, EXPERTS)
+
+        layer.router.register_forward_pre_hook(look, with_kwargs=True)
+
+    def run() -> list[torch.Tensor]:
+        model.zero_grad()
+        tokens = hidden.clone().requires_grad_()
+        out = model(tokens)
+        out.pow(2).mean().backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        return [out.detach().clone(), tokens.grad, *(_local(g).clone() for g in gradients)]
+
+    traced = trace(model, run, truth=truth, owners=[dist, dist.Work, ops])
+    kinds = [CountKind.ROUTED]
+    if ranks > 1:
+        kinds.append(CountKind.RECEIVED)
+        truth.exchange(rank, ranks, EXPERTS)
+    check(traced, truth, None, kinds=kinds)
+    report(traced, version=version("ai2-olmo-core"))
+    dist.destroy_process_group()
+
+
+def _local(gradient: Any) -> torch.Tensor:
+    local: torch.Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    return local
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Families of transformers 4: found, run and counted. Prints one JSON object per family.
+
+Counts are checked against what the router returned: its ids, or the best k of its logits.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from typing import Any
+
+import torch
+import transformers
+
+from frameworks import transformers_models as models
+from frameworks.checks import Truth, check, sequence, trace
+from moetrace.adapters.base import LayerMatch
+from moetrace.adapters.routes import top_k_of
+from moetrace.adapters.transformers import TransformersAdapter
+from moetrace.adapters.transformers_v4 import TransformersV4Adapter
+
+warnings.filterwarnings("ignore")
+transformers.logging.set_verbosity_error()
+torch.set_num_threads(1)
+
+
+models.OVERRIDES.update(
+    {
+        "jamba": {**models.OVERRIDES["jamba"], "use_mamba_kernels": False},
+        "qwen3_vl_moe": {"rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]}},
+    }
+)
+
+
+def matches(model: Any) -> list[LayerMatch]:
+    """Layers, as both adapters find them."""
+    found = [a.match(model) for a in (TransformersAdapter(), TransformersV4Adapter())]
+    return [layer for match in found for layer in match.layers]
+
+
+def covered(family: str) -> dict[str, Any]:
+    """Layers per model class, and blocks with experts that were not found."""
+    layers, missing, failed = 0, [], []
+    for model_class in models.model_classes(family):
+        try:
+            model = models.build(model_class, family)
+        except Exception as error:  # noqa: BLE001 - reported, and judged by the test
+            failed.append(f"{model_class.__name__}: {type(error).__name__}: {error}"[:200])
+            continue
+        found = matches(model)
+        paths = {layer.path for layer in found}
+        blocks = {
+            path.rpartition(".")[0]: type(model.get_submodule(path.rpartition(".")[0])).__name__
+            for path in models.expert_modules(model)
+        }
+        missing += [f"{name}" for path, name in blocks.items() if path not in paths]
+        layers += len(found)
+    return {"layers": layers, "missing": sorted(set(missing)), "failed": failed}
+
+
+def watch_router(model: Any, layer: LayerMatch, truth: Truth) -> None:
+    """Count what the router returned."""
+    block = model.get_submodule(layer.path)
+    router = next(getattr(block, name) for name in ("gate", "router") if hasattr(block, name))
+    top_k = top_k_of(block, router, model.config.get_text_config())
+
+    def look(module: Any, args: Any, result: Any) -> None:
+        items = result if isinstance(result, tuple) else (result,)
+        sizes = next((item for item in items if isinstance(item, list)), None)
+        whole = next((t for t in items if isinstance(t, torch.Tensor) and _is_matrix_of_integers(t)), None)
+        wide = [t for t in items if isinstance(t, torch.Tensor) and t.shape[-1] == layer.num_experts]
+        if sizes is not None:
+            truth.add(layer.layer, torch.tensor(sizes))
+        elif whole is not None and whole.shape[-1] == layer.num_experts:
+            # One-hot; second choices show in dense weights only.
+            dense = next((t for t in wide if t.is_floating_point() and t.dim() == 2), whole)
+            truth.add(layer.layer, (dense != 0).reshape(-1, layer.num_experts).sum(0))
+        elif whole is not None:
+            truth.add_ids(layer.layer, whole, layer.num_experts)
+        else:
+            scores = wide[-1].reshape(-1, layer.num_experts)
+            if hasattr(block, "moe_statics"):
+                scores = block.moe_statics(scores.float().softmax(-1))
+            truth.add_ids(layer.layer, scores.topk(top_k).indices, layer.num_experts)
+
+    router.register_forward_hook(look)
+
+
+def _is_matrix_of_integers(tensor: torch.Tensor) -> bool:
+    return not tensor.is_floating_point() and tensor.dim() > 1
+
+
+def ran(family: str) -> dict[str, Any]:
+    """One step traced and not, of the first model class that takes text."""
+    classes = list(models.model_classes(family))
+    model_class = next(
+        c
+        for e in ("ForCausalLM", "TextModel", "ForConditionalGeneration")
+        for c in classes
+        if c.__name__.endswith(e)
+    )
+    model = models.filled(model_class(models.tiny_config(model_class, family)).eval())
+    generator = torch.Generator().manual_seed(1)
+    inputs = {"input_ids": torch.randint(2, 100, (2, 7), generator=generator)}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = torch.randint(2, 100, (2, 5), generator=generator)
+
+    def run() -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [model(**inputs, use_cache=False)[0].clone()]
+
+    truth = Truth()
+    for layer in matches(model):
+        watch_router(model, layer, truth)
+    traced = trace(model, run, truth=truth)
+    order = sequence(traced.records[0], traced.report.layers[0].layer)
+    check(traced, truth, order)
+    return {"order": order}
+
+
+def main() -> None:
+    """One line per family."""
+    for family in sys.argv[1:] or models.families():
+        line: dict[str, Any] = {"family": family, "version": transformers.__version__, **covered(family)}
+        try:
+            line.update(ran(family))
+        except Exception as error:  # noqa: BLE001 - reported, and judged by the test
+            line["error"] = f"{type(error).__name__}: {error}"[:300]
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""DeepSpeed's MOELayer on gloo ranks, bare and through its engine, with a capacity that drops pairs."""
+
+from __future__ import annotations
+
+import pytest
+
+from frameworks.environments import interpreter, reports, run_case
+
+pytestmark = [pytest.mark.framework, pytest.mark.multirank]
+
+EXCHANGED = (
+    "router permute dispatch dispatch! dispatch permute expert_gemm "
+    "unpermute combine combine! combine unpermute"
+)
+ALONE = "router permute expert_gemm unpermute"
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks"),
+    [(("1",), 2), (("2",), 2), (("3",), 2), (("2", "engine"), 2), (("2",), 1)],
+    ids=["top1", "top2", "top3", "engine", "one rank"],
+)
+def test_layers_show_both_exchanges_and_count_admitted_and_dropped(
+    options: tuple[str, ...], ranks: int
+) -> None:
+    """Admitted pairs are those that arrive at the experts; pairs beyond the capacity are counted apart."""
+    python = interpreter("deepspeed", "deepspeed")
+    found = reports(
+        run_case(python, "gshard_layers", "deepspeed", *options, ranks=ranks, DS_ACCELERATOR="cpu")
+    )
+    for rank in found:
+        assert rank["adapters"] == ["deepspeed"]
+        assert rank["layers"] == [0, 1]
+        assert rank["sequences"] == [EXCHANGED if ranks > 1 else ALONE]
+        assert rank["kinds"] == ["dropped", "routed"]
+        for _, _, _, rows in rank["traffic"]:
+            assert len(set(rows)) == 1, "rows are padded to the capacity: every rank gets as many"
+    assert any(any(pairs) for rank in found for pairs in rank["dropped"].values()), "nothing was dropped"

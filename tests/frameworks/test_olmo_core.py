@@ -1,0 +1,23 @@
+"""OLMo-core's dropless MoE on gloo ranks; cases/olmo_core_layers.py says what of it is replaced."""
+
+from __future__ import annotations
+
+import pytest
+
+from frameworks.environments import interpreter, reports, run_case
+
+pytestmark = [pytest.mark.framework, pytest.mark.multirank]
+
+ALONE = "permute expert_gemm unpermute"
+EXCHANGED = "permute dispatch! permute dispatch! permute expert_gemm unpermute combine! unpermute"
+
+
+@pytest.mark.parametrize(("ranks", "experts"), [(1, ALONE), (2, EXCHANGED)])
+def test_layers_show_asynchronous_exchanges_and_exact_counts(ranks: int, experts: str) -> None:
+    """The second layer has a shared expert; all else is the same in both."""
+    python = interpreter("olmo_core", "olmo_core")
+    for rank in reports(run_case(python, "olmo_core_layers", ranks=ranks)):
+        assert rank["adapters"] == ["olmo_core"]
+        assert rank["sequences"] == [f"router {experts}", f"router permute shared_expert {experts}"]
+        assert rank["kinds"] == (["received", "routed"] if ranks > 1 else ["routed"])
+        assert bool(rank["traffic"]) == (ranks > 1)

@@ -1,0 +1,148 @@
+"""Migrations on the real embedded engine, each case in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from integration.collector_process import ROOT, environment, moetrace, rows
+from moetrace_collectors.sinks import clickhouse_rows
+from moetrace_collectors.testing import SyntheticRun
+
+
+def run_python(code: str, *arguments: str) -> str:
+    """Run a snippet in a process of its own; returns its output."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_an_empty_store_is_migrated_once(tmp_path: Path) -> None:
+    """`moetrace migrate` makes all tables, and a second time finds nothing to do."""
+    first = moetrace("migrate", "--dir", str(tmp_path))
+    assert (first.returncode, first.stdout.count("applied ")) == (0, 8)
+    second = moetrace("migrate", "--dir", str(tmp_path))
+    assert (second.returncode, second.stdout.strip().endswith("database moetrace is current")) == (0, True)
+    assert rows(tmp_path, "SELECT version FROM schema_migrations FINAL ORDER BY version") == [
+        {"version": version} for version in range(1, 9)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("(2, '0002_create_phase_spans.sql', 'ffffffffffffffff')", "was applied with checksum ffffffffffff"),
+        (
+            "(99, '0099_from_the_future.sql', 'abc')",
+            "0099_from_the_future.sql, which this moetrace does not know",
+        ),
+    ],
+)
+def test_a_store_with_other_migrations_is_refused(tmp_path: Path, change: str, message: str) -> None:
+    """A tampered checksum and an unknown version stop migrate and collect with one line and exit code 2."""
+    assert moetrace("migrate", "--dir", str(tmp_path)).returncode == 0
+    run_python(
+        "import sys, chdb; chdb.connect(sys.argv[1]).query(sys.argv[2])",
+        str((tmp_path / "store").resolve()),
+        f"INSERT INTO moetrace.schema_migrations (version, name, checksum) VALUES {change}",
+    )
+    for command in (("migrate",), ("collect", "--http-port", "0", "--grpc-port", "0")):
+        done = moetrace(*command, "--dir", str(tmp_path))
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_engine_parses_what_a_cluster_would_run() -> None:
+    """Every statement rendered for a cluster is valid ClickHouse DDL with replicated engines."""
+    code = """
+import json
+import chdb
+from moetrace_schemas.clickhouse.render import create_database, migrations, render
+connection = chdb.connect(":memory:")
+statements = [create_database(database="moetrace", cluster="main")]
+statements += [render(item.template, database="moetrace", cluster="main") for item in migrations()]
+trees = [connection.query(f"EXPLAIN AST {statement}", "TSVRaw").bytes().decode() for statement in statements]
+print(json.dumps(list(zip(statements, trees))))
+"""
+    pairs = json.loads(run_python(code))
+    assert len(pairs) == 9
+    for statement, tree in pairs:
+        assert "ON CLUSTER 'main'" in statement
+        assert "CreateQuery" in tree
+    for statement, tree in pairs[1:]:
+        assert "Replicated" in statement
+        assert "MergeTree" in tree
+
+
+def test_generated_tables_are_current() -> None:
+    """migrations.lock, schema.sql and TABLES.md are what the migrations make."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "schemas" / "generate_tables.py"), "--check"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_rows_fill_every_column_of_their_tables() -> None:
+    """The sink writes exactly the columns that the migrations make; only defaults are left out."""
+    schema = (ROOT / "schemas" / "moetrace_schemas" / "clickhouse" / "schema.sql").read_text()
+    tables: dict[str, list[str]] = {}
+    for part in schema.split("CREATE TABLE moetrace.")[1:]:
+        name, _, body = part.partition("\n")
+        tables[name] = [line.split("`")[1] for line in body.splitlines() if line.startswith("    `")]
+    rank_steps = SyntheticRun(world_size=1).step(0)
+    for written in (
+        *clickhouse_rows.rank_step_rows(rank_steps, late=False),
+        *clickhouse_rows.verdict_rows([]),
+        clickhouse_rows.event_rows([]),
+    ):
+        assert list(written.names) == tables.pop(written.table)
+    assert list(tables) == ["schema_migrations"]
+
+
+def test_print_shows_what_would_run() -> None:
+    """`moetrace migrate --print --cluster` writes the statements for a database administrator to run."""
+    done = moetrace("migrate", "--print", "--cluster", "main", "--database", "moe")
+    assert done.returncode == 0
+    assert done.stdout.startswith("CREATE DATABASE IF NOT EXISTS moe ON CLUSTER 'main';")
+    assert done.stdout.count(";\n") == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("migrate",), "which store? give --dir DIR, --dsn DSN, or --print"),
+        (("migrate", "--dsn", "nonsense"), "store dsn 'nonsense'"),
+        (("migrate", "--print", "--database", "a b"), "database 'a b'"),
+        (("collect", "--host", "0.0.0.0"), "this version has neither TLS nor tokens"),
+        (("collect", "--http-port", "99999"), "http_port = 99999: 0 to 65535 expected"),
+        (("collect", "--config", "/nowhere.toml"), "cannot read /nowhere.toml"),
+        (("collect", "--dir", "/proc/nowhere", "--http-port", "0"), "cannot write to /proc/nowhere"),
+        (("query", "SELECT 1", "--url", "127.0.0.1"), "a collector's address as in http://127.0.0.1:4318"),
+        (("query", "SELECT 1", "--url", "http://127.0.0.1:1"), "no collector answers at http://127.0.0.1:1"),
+        (("query", "SELECT 1", "--dir", "/nowhere"), "/nowhere is not a directory"),
+        (("query", "SELECT 1", "--dsn", "chdb:///nowhere/store"), "no store at chdb:///nowhere/store"),
+    ],
+)  # fmt: skip
+def test_wrong_usage_is_one_line(arguments: tuple[str, ...], message: str) -> None:
+    """A mistake is one line that names it, and exit code 2; never a traceback."""
+    done = moetrace(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.startswith("moetrace: ")
+    assert len(done.stderr.splitlines()) == 1

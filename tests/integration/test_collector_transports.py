@@ -1,0 +1,248 @@
+"""OTLP over HTTP and gRPC, and the query endpoint, as real clients use them: one collector for all tests."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+
+import clickhouse_connect
+import grpc
+import pytest
+from google.protobuf import json_format
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
+
+from integration.collector_process import CollectorProcess, ask, collector, moetrace
+from moetrace_collectors.testing import SyntheticRun, any_value, request
+from moetrace_schemas import attributes
+from unit.collectors.test_otlp_body import as_otlp_json
+
+DATA = Path(__file__).parents[1] / "data"
+RUN = SyntheticRun(run_id="transports", world_size=1, num_layers=1)
+JSON = "application/json"
+LIMIT = 100_000
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProcess]:
+    """A collector with small limits."""
+    directory = tmp_path_factory.mktemp("run")
+    config = directory / "collector.toml"
+    config.write_text(
+        f"max_body_bytes = {LIMIT}\nmax_decompressed_bytes = {LIMIT}\nquery_timeout_s = 1.0\n"
+        "query_max_result_rows = 5000\nquery_max_memory_bytes = 200_000_000\n"
+    )
+    with collector(directory, "--config", str(config)) as running:
+        yield running
+
+
+def bad_request() -> ExportTraceServiceRequest:
+    """One good rank step and one that the decoder turns away."""
+    message = request([*RUN.step(100), *RUN.step(101)])
+    message.resource_spans[0].scope_spans[0].spans[1].attributes.add(
+        key=attributes.CLOCK, value=any_value("sundial")
+    )
+    return message
+
+
+def received(process: CollectorProcess) -> float:
+    """Rank steps received so far."""
+    return process.metric("moetrace_collector_received_total")
+
+
+def test_protobuf_is_taken(process: CollectorProcess) -> None:
+    """A rank step in protobuf is received, and the answer is an empty OTLP response."""
+    before = received(process)
+    answer = process.send(request(RUN.step(0)))
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/x-protobuf")
+    assert ExportTraceServiceResponse.FromString(answer.body) == ExportTraceServiceResponse()
+    assert received(process) == before + 1
+
+
+def test_json_is_taken(process: CollectorProcess) -> None:
+    """A rank step in OTLP/JSON is received, and the answer is JSON."""
+    before = received(process)
+    answer = process.post(json.dumps(as_otlp_json()).encode(), content_type=JSON)
+    assert (answer.status, json.loads(answer.body)) == (200, {})
+    assert answer.headers["content-type"] == JSON
+    assert received(process) == before + 1
+
+
+def test_gzip_is_taken(process: CollectorProcess) -> None:
+    """A compressed request is received."""
+    before = received(process)
+    body = gzip.compress(request(RUN.step(2)).SerializeToString())
+    assert process.post(body, content_encoding="gzip").status == 200
+    assert received(process) == before + 1
+
+
+def test_grpc_is_taken(process: CollectorProcess) -> None:
+    """A rank step over gRPC is received, plain and gzip."""
+    before = received(process)
+    with grpc.insecure_channel(process.grpc_address) as channel:
+        stub = TraceServiceStub(channel)
+        stub.Export(request(RUN.step(3)), timeout=10)
+        stub.Export(request(RUN.step(4)), timeout=10, compression=grpc.Compression.Gzip)
+    assert received(process) == before + 2
+
+
+def test_foreign_spans_are_accepted(process: CollectorProcess) -> None:
+    """The OpenTelemetry example trace is answered with success and counted as foreign."""
+    before = process.metric("moetrace_collector_foreign_spans_total")
+    answer = process.post((DATA / "otlp" / "trace.json").read_bytes(), content_type=JSON)
+    assert (answer.status, json.loads(answer.body)) == (200, {})
+    assert process.metric("moetrace_collector_foreign_spans_total") == before + 1
+
+
+def test_partial_success_says_what_was_rejected(process: CollectorProcess) -> None:
+    """With one bad span of two the answer is 200 with the number and the reason of the rejected one."""
+    answer = process.send(bad_request())
+    partial = ExportTraceServiceResponse.FromString(answer.body).partial_success
+    assert (answer.status, partial.rejected_spans) == (200, 1)
+    assert partial.error_message == (
+        "first: invalid_attribute: moetrace.clock is 'sundial': host or cuda expected"
+    )
+    with grpc.insecure_channel(process.grpc_address) as channel:
+        response = TraceServiceStub(channel).Export(bad_request(), timeout=10)
+    assert response.partial_success.rejected_spans == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "encoding", "status"),
+    [
+        (b"\xff\xff", "application/x-protobuf", "", 400),
+        (b"{", JSON, "", 400),
+        (b"", "text/plain", "", 415),
+        (b"", JSON, "br", 415),
+        (b"not gzip", JSON, "gzip", 400),
+        (b"x" * (LIMIT + 1), "application/x-protobuf", "", 413),
+        (gzip.compress(b"\0" * 10 * LIMIT), "application/x-protobuf", "gzip", 413),
+    ],
+)
+def test_a_request_that_cannot_be_read_is_refused_and_counted(
+    process: CollectorProcess, body: bytes, content_type: str, encoding: str, status: int
+) -> None:
+    """Each kind of bad request has its HTTP status, an OTLP status message, and counts as one rejection."""
+    before = process.metric("moetrace_collector_rejected_total")
+    answer = process.post(body, content_type=content_type, content_encoding=encoding)
+    assert answer.status == status
+    if content_type == JSON:
+        assert json_format.Parse(answer.body, Status()).message
+    else:
+        assert Status.FromString(answer.body).message
+    assert process.metric("moetrace_collector_rejected_total") == before + 1
+
+
+def test_grpc_refuses_what_it_cannot_read(process: CollectorProcess) -> None:
+    """Bytes that are no request, and one that is too large, are INVALID_ARGUMENT and counted."""
+    before = process.metric("moetrace_collector_rejected_total")
+    with grpc.insecure_channel(process.grpc_address) as channel:
+        export = channel.unary_unary("/opentelemetry.proto.collector.trace.v1.TraceService/Export")
+        for body in (b"\xff\xff", b"x" * (LIMIT + 1)):
+            with pytest.raises(grpc.RpcError) as error:
+                export(body, timeout=10)
+            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert process.metric("moetrace_collector_rejected_total") == before + 2
+
+
+def test_a_grpc_bomb_is_refused(process: CollectorProcess) -> None:
+    """A small gzip message that would become huge does not."""
+    with grpc.insecure_channel(process.grpc_address) as channel:
+        export = channel.unary_unary("/opentelemetry.proto.collector.trace.v1.TraceService/Export")
+        with pytest.raises(grpc.RpcError) as error:
+            export(b"\0" * 100 * LIMIT, timeout=10, compression=grpc.Compression.Gzip)
+        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert process.get("/healthz").body == b"ok\n"
+
+
+def test_a_web_page_under_another_name_is_refused(process: CollectorProcess) -> None:
+    """A request whose Host is no loopback name comes from a page that points its own name here."""
+    answer = ask(f"{process.http_address}/metrics", None, {"Host": "attacker.example:4318"})
+    assert answer.status == 421
+
+
+def query(process: CollectorProcess, sql: str, **parameters: str) -> tuple[int, str]:
+    """Status and text of a query."""
+    named = urllib.parse.urlencode(parameters)
+    answer = process.post(sql.encode(), path=f"/?{named}", content_type="text/plain")
+    return answer.status, answer.body.decode()
+
+
+def test_queries_answer_like_a_clickhouse_server(process: CollectorProcess) -> None:
+    """Query in the URL or the body, a default format, parameters, and another database."""
+    assert process.get("/").body == process.get("/ping").body == b"Ok.\n"
+    assert process.get("/?query=SELECT%201").body == b"1\n"
+    assert query(process, "SELECT 1 AS one", default_format="JSONEachRow") == (200, '{"one":1}\n')
+    assert query(process, "SELECT {a:String} AS a FORMAT JSONEachRow", param_a="x\\ty") == (
+        200,
+        '{"a":"x\\ty"}\n',
+    )
+    assert query(process, "SELECT count() > 0 FROM one", database="system") == (200, "1\n")
+    assert query(
+        process,
+        "SELECT toUInt64(1) AS n",
+        default_format="JSONEachRow",
+        output_format_json_quote_64bit_integers="1",
+    ) == (200, '{"n":"1"}\n')
+
+
+@pytest.mark.parametrize(
+    ("sql", "status", "text"),
+    [
+        ("SELECT nothing", 400, "Unknown expression identifier"),
+        ("SELEC 1", 403, "this endpoint only reads"),
+        ("SELECT * FROM nowhere", 404, "nowhere"),
+        ("INSERT INTO step_verdicts (run_id) VALUES ('x')", 403, "this endpoint only reads"),
+        ("SELECT file('/etc/hostname')", 403, "file is not available here"),
+        ("SELECT * FROM url('http://127.0.0.1:1/', 'CSV', 'a String')", 403, "readonly"),
+        ("SELECT 1 SETTINGS max_execution_time = 0", 403, "readonly"),
+        ("SELECT sleep(3)", 504, "Timeout exceeded"),
+        ("SELECT * FROM numbers(20000)", 413, "Limit for result exceeded"),
+        ("SELECT groupArray(number) FROM numbers(100000000)", 507, "memory limit exceeded"),
+    ],
+)
+def test_bad_queries_are_answered_with_the_engines_words(
+    process: CollectorProcess, sql: str, status: int, text: str
+) -> None:
+    """Writes, files, addresses and greedy queries are refused, with a status that says so."""
+    got = query(process, sql)
+    assert got[0] == status
+    assert text in got[1]
+
+
+def test_limits_can_be_tightened_and_not_lifted(process: CollectorProcess) -> None:
+    """A client may ask for stricter limits; more than the collector's it does not get."""
+    assert query(process, "SELECT * FROM numbers(20)", max_result_rows="10")[0] == 413
+    assert query(process, "SELECT * FROM numbers(20000)", max_result_rows="0")[0] == 413
+    assert query(process, "SELECT 1", max_execution_time="soon")[0] == 400
+    assert query(process, "SELECT 1", default_format="Dataframe")[0] == 400
+    assert query(process, "SELECT 1", allow_ddl="1") == (400, "setting allow_ddl = 1 cannot be chosen here\n")
+
+
+def test_query_takes_a_servers_dsn(process: CollectorProcess) -> None:
+    """`moetrace query --dsn` reads a ClickHouse server, read-only; the endpoint passes for one."""
+    dsn = f"{process.http_address}/"
+    done = moetrace("query", "--dsn", dsn, "SELECT count() AS n FROM schema_migrations", "--format", "CSV")
+    assert (done.returncode, done.stdout) == (0, "8\n")
+    done = moetrace("query", "--dsn", dsn, "SELECT nothing FORMAT TSV")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "Unknown expression identifier" in done.stderr
+
+
+def test_the_clickhouse_driver_works_over_it(process: CollectorProcess) -> None:
+    """clickhouse-connect, as Grafana's or a notebook's driver would, reads tables through the endpoint."""
+    address = urllib.parse.urlsplit(process.http_address)
+    client = clickhouse_connect.get_client(host=address.hostname, port=address.port, database="moetrace")
+    result = client.query(
+        "SELECT version, name FROM schema_migrations FINAL WHERE version < {v:UInt32}", {"v": 2}
+    )
+    assert result.result_rows == [(1, "0001_create_schema_migrations.sql")]
+    assert client.command("SELECT count() FROM system.one") == 1
+    client.close()

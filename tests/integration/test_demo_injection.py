@@ -1,0 +1,60 @@
+"""An injected delay on real gloo ranks is named: the product's main promise, on its main way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from integration.demo_runs import run_demo, share_named
+
+pytestmark = pytest.mark.multirank
+STEPS = "45"
+
+
+@pytest.mark.parametrize("phase", ["router", "permute", "dispatch", "expert_gemm", "combine", "outside"])
+def test_a_delay_of_a_quarter_of_the_step_is_named_with_two_ranks(tmp_path: Path, phase: str) -> None:
+    """2 ranks, one per core: the injected (rank, phase) is named in at least 95 % of the sampled steps."""
+    document = run_demo(
+        tmp_path / "run",
+        *("--ranks", "2", "--steps", STEPS),
+        *("--inject", f"rank=1,phase={phase},delay_ms=60,layer=2"),
+    )
+    median_ms = sorted(v["step_ms"] for v in document["verdicts"])[len(document["verdicts"]) // 2]
+    assert median_ms / 4 <= 60, "the delay is no longer a quarter of the step: adapt the test"
+    assert share_named(document, 1, phase) >= 0.95
+    layers = {v["layer"] for v in document["verdicts"] if v["rank"] == 1 and v["phase"] == phase}
+    assert 2 in layers
+
+
+@pytest.mark.parametrize("phase", ["expert_gemm", "outside"])
+def test_a_delay_is_named_with_more_ranks_than_cores(tmp_path: Path, phase: str) -> None:
+    """4 ranks on fewer cores are noisy: the injected (rank, phase) is still named in at least 85 %."""
+    document = run_demo(
+        tmp_path / "run",
+        *("--ranks", "4", "--steps", STEPS),
+        *("--inject", f"rank=2,phase={phase},delay_ms=90,layer=1"),
+    )
+    assert share_named(document, 2, phase) >= 0.85
+
+
+def test_with_nothing_injected_every_verdict_says_how_sure_it_is(tmp_path: Path) -> None:
+    """A calm run: each verdict has its evidence, and clear ones are the exception."""
+    document = run_demo(tmp_path / "run", "--ranks", "2", "--steps", "60")
+    verdicts = [v for v in document["verdicts"] if v["step"] >= 5]
+    assert {v["evidence"] for v in verdicts} <= {"clear", "ambiguous", "insufficient"}
+    assert sum(v["evidence"] == "clear" for v in verdicts) <= 0.2 * len(verdicts)
+
+
+def test_several_injections_and_every_nth_step(tmp_path: Path) -> None:
+    """Two faults in turns: the one of every second step is named in those steps and not in the others."""
+    document = run_demo(
+        tmp_path / "run",
+        *("--ranks", "2", "--steps", "60"),
+        *("--inject", "rank=0,phase=router,delay_ms=60,layer=0,every=2"),
+    )
+    slowed = [v for v in document["verdicts"] if v["step"] >= 5 and v["step"] % 2 == 0]
+    others = [v for v in document["verdicts"] if v["step"] >= 5 and v["step"] % 2 == 1]
+    named = [v for v in slowed if (v["rank"], v["phase"]) == (0, "router")]
+    assert len(named) >= 0.9 * len(slowed)
+    assert sum((v["rank"], v["phase"]) == (0, "router") for v in others) <= 0.1 * len(others)

@@ -1,0 +1,65 @@
+"""A simulated run in the embedded engine, for tests of loads: `python -m simulated_store STORE_PATH`.
+
+8 ranks on two nodes, 3 MoE layers, 16 experts, top-2, prefill, 24 steps of which the first 4 are warm-up.
+In every step experts 0 and 1, both on rank 0, are four times as popular as the others; experts' time is 60 ns
+per row, and links are 150 and 25 bytes per ns.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from moetrace_collectors.simulate import Noise, SimulatedRun, simulate
+from moetrace_schemas.enums import ForwardMode
+
+POPULARITY = np.array([4.0, 4.0] + [1.0] * 14)
+RUN = SimulatedRun(
+    run_id="simulated",
+    num_ranks=8,
+    ranks_per_node=4,
+    num_layers=3,
+    num_experts=16,
+    top_k=2,
+    num_tokens=512,
+    num_steps=24,
+    warmup_steps=4,
+    forward_mode=ForwardMode.PREFILL,
+    popularity=np.tile(POPULARITY, (1, 3, 1)),
+    noise=Noise(spread=0.01),
+)
+
+
+def main(path: str) -> None:
+    """Migrate the store at `path` and fill it."""
+    from moetrace_collectors.migrate import migrate
+    from moetrace_collectors.sinks.base import StepResult
+    from moetrace_collectors.sinks.clickhouse import ClickHouseSink
+    from moetrace_collectors.store import embedded_dsn, open_client, parse_store
+    from moetrace_collectors.summary import layer_loads
+    from moetrace_collectors.verdict.engine import VerdictEngine
+
+    client = open_client(parse_store(embedded_dsn(Path(path))))
+    migrate(client, database="moetrace")
+    sink = ClickHouseSink(
+        client,
+        database="moetrace",
+        batch_bytes=1 << 30,
+        batch_interval_ns=1 << 62,
+        clock_ns=time.monotonic_ns,
+        on_stored=lambda table, rows: None,
+        on_lost=lambda table, rows: None,
+    )
+    engine = VerdictEngine()
+    for simulated in simulate(RUN):
+        joined = simulated.joined
+        sink.take_step(StepResult(joined=joined, verdict=engine.judge(joined), loads=layer_loads(joined)))
+    sink.flush()
+    sink.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,202 @@
+"""The ClickHouse sink loses nothing that can be written, and says what cannot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from clickhouse_connect.driver.exceptions import DatabaseError, DataError, OperationalError
+
+from moetrace_collectors.errors import SinkError
+from moetrace_collectors.events import CollectorEvent, EventKind
+from moetrace_collectors.model import JoinedStep
+from moetrace_collectors.sinks.base import RetryPolicy, StepResult, flush_with_retry
+from moetrace_collectors.sinks.clickhouse import ClickHouseSink
+from moetrace_collectors.testing import SyntheticRun
+from moetrace_collectors.verdict.engine import VerdictEngine
+from moetrace_schemas.enums import ClosedBy
+
+RUN = SyntheticRun(world_size=2, num_layers=1)
+
+
+@dataclass
+class FakeClient:
+    """Takes inserts, or raises the next error of its list."""
+
+    errors: list[Exception | None] = field(default_factory=list)
+    tables: list[tuple[str, int]] = field(default_factory=list)
+    closed: bool = False
+
+    def insert(self, table: str, data: list[list[Any]], **options: Any) -> None:
+        """Take a columnar insert."""
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+        assert options["column_oriented"]
+        assert len({len(column) for column in data}) == 1
+        self.tables.append((table, len(data[0])))
+
+    def close(self) -> None:
+        """Close."""
+        self.closed = True
+
+
+@dataclass
+class Books:
+    """What the sink reported."""
+
+    stored: list[tuple[str, int]] = field(default_factory=list)
+    lost: list[tuple[str, int]] = field(default_factory=list)
+    now_ns: int = 0
+
+
+def make_sink(client: FakeClient, books: Books, *, batch_bytes: int = 10**9) -> ClickHouseSink:
+    """A sink with a fake client and clock."""
+    return ClickHouseSink(
+        client,
+        database="moetrace",
+        batch_bytes=batch_bytes,
+        batch_interval_ns=100,
+        clock_ns=lambda: books.now_ns,
+        on_stored=lambda table, rows: books.stored.append((table, rows)),
+        on_lost=lambda table, rows: books.lost.append((table, rows)),
+    )
+
+
+def result(step: int = 0) -> StepResult:
+    """A judged step."""
+    joined = JoinedStep(
+        run_id="synthetic",
+        step=step,
+        world_size=2,
+        rank_steps=RUN.step(step),
+        missing_ranks=(),
+        closed_by=ClosedBy.COMPLETE,
+    )
+    return StepResult(joined=joined, verdict=VerdictEngine().judge(joined), loads=())
+
+
+EVENT = CollectorEvent(time_unix_ms=1, kind=EventKind.STARTED, reason="")
+TABLES = ["phase_spans", "expert_loads", "rank_traffic", "rank_steps", "step_verdicts", "step_barriers"]
+
+
+def test_one_flush_writes_every_table_once() -> None:
+    """A step becomes rows of six tables, an event one row of the seventh."""
+    client, books = FakeClient(), Books()
+    sink = make_sink(client, books)
+    sink.take_step(result())
+    sink.take_event(EVENT)
+    assert sink.num_waiting_steps == 1
+    sink.flush()
+    assert [table for table, _ in client.tables] == [*TABLES, "collector_events"]
+    assert client.tables == books.stored
+    assert sink.num_waiting_steps == 0
+    sink.flush()
+    assert len(client.tables) == 7
+
+
+def test_late_rank_steps_are_stored_as_late() -> None:
+    """Rows of a late rank step are written, and only those of its own tables."""
+    client, books = FakeClient(), Books()
+    sink = make_sink(client, books)
+    sink.take_late(RUN.step(0)[1])
+    sink.flush()
+    assert [table for table, _ in client.tables] == TABLES[:4]
+
+
+def test_a_flush_is_due_when_full_or_old() -> None:
+    """A batch is written when it is large enough or its oldest record has waited long enough."""
+    books = Books()
+    sink = make_sink(FakeClient(), books)
+    assert not sink.is_due(10**9)
+    sink.take_step(result())
+    assert not sink.is_due(99)
+    assert sink.is_due(100)
+    full = make_sink(FakeClient(), books, batch_bytes=10)
+    full.take_step(result())
+    assert full.is_due(0)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OperationalError("connection refused"),
+        OSError("disk"),
+        DatabaseError("Code: 252. too many parts", code=252),
+        DatabaseError("HTTP 502 without a body"),
+    ],
+)
+def test_after_a_passing_error_only_the_rest_is_written(error: Exception) -> None:
+    """A table that was written is not written again when a later one failed."""
+    client, books = FakeClient(errors=[None, None, error]), Books()
+    sink = make_sink(client, books)
+    sink.take_step(result())
+    with pytest.raises(SinkError) as failure:
+        sink.flush()
+    assert failure.value.retryable
+    assert sink.is_due(0)
+    assert sink.num_waiting_steps == 1
+    sink.flush()
+    assert [table for table, _ in client.tables] == TABLES
+    assert books.lost == []
+
+
+@pytest.mark.parametrize(
+    "error", [DatabaseError("Code: 16. no such column", code=16), DataError("bad value"), ValueError("x")]
+)
+def test_rows_refused_for_good_are_counted_and_do_not_block_the_rest(error: Exception) -> None:
+    """An error that will not pass costs one table's rows of one batch, counted; the rest is written."""
+    client, books = FakeClient(errors=[None, error]), Books()
+    sink = make_sink(client, books)
+    sink.take_step(result())
+    with pytest.raises(SinkError) as failure:
+        sink.flush()
+    assert not failure.value.retryable
+    sink.flush()
+    assert [table for table, _ in books.lost] == ["expert_loads"]
+    assert [table for table, _ in client.tables] == [table for table in TABLES if table != "expert_loads"]
+
+
+def test_what_is_abandoned_is_counted() -> None:
+    """At the shutdown deadline every row that is left, rendered or not, is counted as lost."""
+    client, books = FakeClient(errors=[OSError("away")]), Books()
+    sink = make_sink(client, books)
+    sink.take_step(result(0))
+    with pytest.raises(SinkError):
+        sink.flush()
+    sink.take_step(result(1))
+    sink.abandon()
+    assert [table for table, _ in books.lost] == [*TABLES, *TABLES]
+    assert sink.num_waiting_steps == 0
+    assert books.stored == []
+
+
+def test_retries_back_off_until_it_works() -> None:
+    """Delays grow to a longest one, and every failed attempt is reported."""
+    client, books = FakeClient(errors=[OSError("away")] * 4), Books()
+    sink = make_sink(client, books)
+    sink.take_step(result())
+    delays: list[float] = []
+    errors: list[str] = []
+
+    def wait(delay: float) -> bool:
+        delays.append(delay)
+        return True
+
+    policy = RetryPolicy(first_s=1, factor=2, longest_s=3)
+    assert flush_with_retry(
+        sink, policy=policy, on_error=lambda _, error: errors.append(str(error)), wait=wait
+    )
+    assert delays == [1, 2, 3, 3]
+    assert errors == ["phase_spans: away"] * 4
+    assert [table for table, _ in client.tables] == TABLES
+
+
+def test_retries_end_when_told() -> None:
+    """When waiting is over the flush reports that it did not work."""
+    sink = make_sink(FakeClient(errors=[OSError("away")] * 4), Books())
+    sink.take_step(result())
+    assert not flush_with_retry(
+        sink, policy=RetryPolicy(), on_error=lambda *_: None, wait=lambda delay: False
+    )

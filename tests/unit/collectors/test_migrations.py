@@ -1,0 +1,119 @@
+"""Migration files are locked, templates render for one node and for a cluster, surprises are refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from moetrace_collectors.errors import UsageError
+from moetrace_collectors.migrate import migrate
+from moetrace_schemas.clickhouse import render
+from moetrace_schemas.clickhouse.render import MigrationError, migrations
+
+TEMPLATE = "CREATE TABLE {database}.t {on_cluster} (a Int8) ENGINE = {engine:ReplacingMergeTree} ORDER BY a"
+
+
+def test_every_migration_is_locked() -> None:
+    """The files that ship are those of migrations.lock."""
+    assert [migration.version for migration in migrations()] == list(range(1, len(migrations()) + 1))
+
+
+def test_one_node_gets_plain_engines() -> None:
+    """Without a cluster the template renders to the engine as it is named."""
+    assert render.render(TEMPLATE, database="moetrace") == (
+        "CREATE TABLE moetrace.t  (a Int8) ENGINE = ReplacingMergeTree ORDER BY a"
+    )
+
+
+def test_a_cluster_gets_replicated_engines() -> None:
+    """With a cluster the same template renders to ON CLUSTER and the replicated twin."""
+    assert render.render(TEMPLATE, database="moetrace", cluster="main") == (
+        "CREATE TABLE moetrace.t ON CLUSTER 'main' (a Int8) "
+        "ENGINE = ReplicatedReplacingMergeTree('/clickhouse/tables/{uuid}/{shard}', '{replica}') ORDER BY a"
+    )
+
+
+@pytest.mark.parametrize("name", ["", "1a", "a-b", "a b", "a'; DROP", "x" * 65])
+def test_names_that_are_no_identifiers_are_refused(name: str) -> None:
+    """Names go into statements as they are, so they must be plain."""
+    with pytest.raises(MigrationError, match="database"):
+        render.render(TEMPLATE, database=name)
+    with pytest.raises(MigrationError, match="cluster"):
+        render.render(TEMPLATE, database="d", cluster=name)
+
+
+def test_an_unknown_placeholder_is_refused() -> None:
+    """A typing mistake in a template does not reach a store."""
+    with pytest.raises(MigrationError, match=r"unknown placeholder \{engin:X\}"):
+        render.render("{engin:X}", database="d")
+
+
+def test_a_changed_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A migration that differs from the lock stops everything before a store is touched."""
+    locked = {migration.name: migration.checksum for migration in render.read_files()}
+    locked["0002_create_phase_spans.sql"] = "0" * 64
+    monkeypatch.setattr(render, "read_lock", lambda: locked)
+    with pytest.raises(MigrationError, match=r"0002_create_phase_spans\.sql is not as migrations\.lock says"):
+        migrations()
+
+
+@dataclass
+class Result:
+    """What a client's query returns."""
+
+    result_rows: list[list[Any]]
+
+
+@dataclass
+class FakeEngine:
+    """Remembers statements, and holds what schema_migrations holds."""
+
+    applied: list[list[Any]] = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)
+
+    def command(self, cmd: str) -> None:
+        """Remember a statement."""
+        self.commands.append(cmd)
+
+    def query(self, query: str) -> Result:
+        """Answer the two queries that a migration asks."""
+        if "system.tables" in query:
+            return Result([[1 if self.applied else 0]])
+        return Result([list(row) for row in self.applied])
+
+    def insert(self, table: str, data: list[list[Any]], column_names: list[str]) -> None:
+        """Record an applied migration."""
+        self.applied += data
+
+
+def test_an_empty_store_gets_all_and_a_current_one_nothing() -> None:
+    """Migrations are applied in order, once."""
+    engine = FakeEngine()
+    assert migrate(engine, database="d") == migrations()
+    assert len(engine.commands) == 1 + len(migrations())
+    assert migrate(engine, database="d") == ()
+
+
+def test_an_interrupted_migration_goes_on_where_it_stopped() -> None:
+    """A store that has the first two gets the rest."""
+    engine = FakeEngine([[m.version, m.name, m.checksum] for m in migrations()[:2]])
+    assert migrate(engine, database="d") == migrations()[2:]
+
+
+def test_a_newer_store_is_left_alone() -> None:
+    """A migration that this package does not know stops it, naming the fix."""
+    engine = FakeEngine([[m.version, m.name, m.checksum] for m in migrations()])
+    engine.applied.append([99, "0099_later.sql", "0" * 64])
+    with pytest.raises(UsageError, match=r"0099_later\.sql.*upgrade moetrace"):
+        migrate(engine, database="d")
+
+
+def test_a_tampered_checksum_is_refused() -> None:
+    """A store whose migration had another text is not touched."""
+    engine = FakeEngine([[m.version, m.name, m.checksum] for m in migrations()[:1]])
+    engine.applied[0][2] = "f" * 64
+    with pytest.raises(UsageError, match="applied with checksum ffffffffffff"):
+        migrate(engine, database="d")
+    assert len(engine.commands) == 1

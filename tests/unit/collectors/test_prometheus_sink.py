@@ -1,0 +1,212 @@
+"""Joined steps become exactly the catalogue's metrics, within their bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from moetrace_collectors.intake import LedgerSnapshot
+from moetrace_collectors.model import BarrierResult, JoinedStep, LayerLoad, StepVerdict, Suspect
+from moetrace_collectors.self_metrics import SelfMetrics, make_registry
+from moetrace_collectors.series import SeriesBook
+from moetrace_collectors.sinks.base import StepResult
+from moetrace_collectors.sinks.prometheus import MAX_RUNS, PrometheusSink
+from moetrace_collectors.testing import SyntheticRun
+from moetrace_schemas import metrics
+from moetrace_schemas.enums import Cause, ClosedBy, Direction, Evidence, ForwardMode, Phase, RejectReason
+
+RUN = SyntheticRun(run_id="r", world_size=2, num_layers=2, num_experts=4, num_pairs=8)
+BARRIER = BarrierResult(
+    ep_group=0,
+    index=0,
+    layer=1,
+    phase=Phase.DISPATCH,
+    direction=Direction.FORWARD,
+    microbatch=0,
+    ordinal=0,
+    releaser_rank=1,
+    work_phase=Phase.ROUTER,
+    transfer_ns=500_000_000,
+    max_work_ns=3,
+    mean_work_ns=2,
+    extension_ns=250_000_000,
+    wait_sum_ns=125_000_000,
+    ambiguous=False,
+)
+
+
+def result(step: int = 0, *, run_id: str = "r", warmup: bool = False, num_experts: int = 4) -> StepResult:
+    """A joined step of two ranks whose verdict names rank 1."""
+    run = replace(RUN, run_id=run_id, num_experts=num_experts)
+    joined = JoinedStep(
+        run_id=run_id,
+        step=step,
+        world_size=2,
+        rank_steps=run.step(step),
+        missing_ranks=(),
+        closed_by=ClosedBy.COMPLETE,
+    )
+    verdict = StepVerdict(
+        run_id=run_id,
+        step=step,
+        forward_mode=ForwardMode.TRAIN,
+        evidence=Evidence.CLEAR,
+        reason="because",
+        suspect=Suspect(rank=1, phase=Phase.ROUTER, layer=1, worth_ns=250_000_000, share=1.0),
+        cause=Cause.DEVICE,
+        runner_up=None,
+        step_ns=2_000_000_000,
+        extension_ns=250_000_000,
+        phase_ns={Phase.ROUTER: 1_500_000_000, Phase.DISPATCH: 500_000_000},
+        warmup=warmup,
+        barriers=(BARRIER,),
+    )
+    load = LayerLoad(
+        layer=1,
+        forward_mode=ForwardMode.TRAIN,
+        tokens=16,
+        max_mean_ratio=1.5,
+        cv=0.1,
+        rank_max_mean_ratio=1.25,
+        hot_expert=0,
+        dead_experts=0,
+    )
+    return StepResult(joined=joined, verdict=verdict, loads=(load,))
+
+
+def samples(book: SeriesBook) -> dict[str, float]:
+    """Samples by their text form, from the exposition itself."""
+    registry = make_registry(
+        book, lambda: LedgerSnapshot(received=0, joined=0, late=0, duplicate=0, pending=0)
+    )
+    found = {}
+    for line in generate_latest(registry).decode().splitlines():
+        if not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            found[name] = float(value)
+    return found
+
+
+def test_a_step_becomes_seconds_by_phase_rank_and_cause() -> None:
+    """One verdict moves exactly these series, in seconds."""
+    book = SeriesBook()
+    PrometheusSink(book, series_budget=100).take_step(result())
+    got = {
+        name: value
+        for name, value in samples(book).items()
+        if name.startswith("moetrace_") and "_collector_" not in name and "bucket" not in name and value
+    }
+    assert got == {
+        'moetrace_step_seconds_count{forward_mode="train",run_id="r"}': 1,
+        'moetrace_step_seconds_sum{forward_mode="train",run_id="r"}': 2.0,
+        'moetrace_critical_path_seconds_total{forward_mode="train",phase="router",run_id="r"}': 1.5,
+        'moetrace_critical_path_seconds_total{forward_mode="train",phase="dispatch",run_id="r"}': 0.5,
+        'moetrace_extension_seconds_total{phase="router",rank="1",run_id="r"}': 0.25,
+        'moetrace_verdicts_total{cause="device",evidence="clear",phase="router",run_id="r"}': 1,
+        'moetrace_critical_steps_total{phase="router",rank="1",run_id="r"}': 1,
+        'moetrace_worth_seconds_total{phase="router",rank="1",run_id="r"}': 0.25,
+        'moetrace_transfer_seconds_total{phase="dispatch",run_id="r"}': 0.5,
+        'moetrace_wait_seconds_total{phase="dispatch",run_id="r"}': 0.125,
+        'moetrace_expert_load_imbalance_ratio{forward_mode="train",layer="1",run_id="r"}': 1.5,
+        'moetrace_rank_load_imbalance_ratio{forward_mode="train",layer="1",run_id="r"}': 1.25,
+        **{
+            "moetrace_expert_tokens_total"
+            f'{{expert="{expert}",forward_mode="train",layer="{layer}",run_id="r"}}': 4
+            for layer in range(2)
+            for expert in range(4)
+        },
+    }
+
+
+def test_warm_up_steps_are_left_out() -> None:
+    """A step marked as warm-up moves no series of its run."""
+    book = SeriesBook()
+    PrometheusSink(book, series_budget=100).take_step(result(warmup=True))
+    assert not [name for name in samples(book) if 'run_id="r"' in name]
+
+
+def test_a_run_beyond_the_budget_shows_its_hottest_experts_by_slot() -> None:
+    """Over the budget there are slots with their expert's id and one `other`, adding up to all pairs."""
+    book = SeriesBook()
+    PrometheusSink(book, series_budget=60).take_step(result(num_experts=64))
+    got = samples(book)
+    assert not [name for name in got if name.startswith("moetrace_expert_tokens_total")]
+    for layer in range(2):
+        slots = [
+            got[
+                f'moetrace_expert_slot_tokens_total{{forward_mode="train",layer="{layer}",run_id="r",slot="{slot}"}}'
+            ]
+            for slot in (*range(8), "other")
+        ]
+        assert sum(slots) == 2 * RUN.num_pairs
+    # All pairs of step 0 go to one expert per layer: layer 1's is expert 1.
+    assert got['moetrace_expert_slot_id{forward_mode="train",layer="1",run_id="r",slot="0"}'] == 1
+
+
+def test_series_of_experts_never_exceed_the_budget() -> None:
+    """Whatever runs come, per-expert label sets stay within the budget, and what is refused is counted."""
+    book = SeriesBook()
+    sink = PrometheusSink(book, series_budget=30)
+    for number in range(6):
+        sink.take_step(result(run_id=f"run-{number}", num_experts=16))
+        used = [name for name in samples(book) if name.startswith("moetrace_expert_") and "ratio" not in name]
+        assert len(used) <= 30
+    refused = samples(book)['moetrace_series_refused_total{metric="moetrace_expert_slot_tokens_total"}']
+    assert refused > 0
+
+
+def test_the_run_silent_longest_makes_room_for_a_new_one() -> None:
+    """A collector that lives for months keeps the newest runs' series and forgets the rest."""
+    book = SeriesBook()
+    sink = PrometheusSink(book, series_budget=20_000)
+    for number in range(MAX_RUNS):
+        sink.take_step(result(run_id=f"run-{number}"))
+    sink.take_step(result(step=1, run_id="run-0"))
+    sink.take_step(result(run_id="new"))
+    names = " ".join(samples(book))
+    assert 'run_id="run-0"' in names
+    assert 'run_id="run-1"' not in names
+    assert 'run_id="new"' in names
+
+
+def test_a_metric_never_has_more_label_sets_than_the_catalogue_says() -> None:
+    """Beyond max_series a label set is refused and counted under the metric's name."""
+    book = SeriesBook()
+    counter = book.counter(metrics.COLLECTOR_STEPS_TOTAL)
+    for number in range(10):
+        counter.add(labels=(str(number),))
+    got = samples(book)
+    assert len([name for name in got if name.startswith("moetrace_collector_steps_total")]) == 4
+    assert got['moetrace_series_refused_total{metric="moetrace_collector_steps_total"}'] == 6
+
+
+def test_exposed_names_and_labels_are_those_of_the_catalogue() -> None:
+    """Every exposed metric is in the catalogue with the same type and labels, and none of it is missing."""
+    book = SeriesBook()
+    own = SelfMetrics(book)
+    sink = PrometheusSink(book, series_budget=8)
+    sink.take_step(result())
+    sink.take_step(result(step=1, run_id="second", num_experts=64))
+    own.step_closed(result().joined)
+    own.rows_stored("phase_spans", 1)
+    own.rows_lost("phase_spans", 1)
+    own.sink_failed("clickhouse")
+    own.verdict_latency.observe(0.1)
+    book.refuse(metrics.EXPERT_TOKENS_TOTAL)
+    snapshot = LedgerSnapshot(
+        received=1, joined=1, late=0, duplicate=0, pending=0, rejected={RejectReason.BODY_TOO_LARGE: 1}
+    )
+    text = generate_latest(make_registry(book, lambda: snapshot)).decode()
+    catalogue = {spec.name: spec for spec in metrics.ALL if spec.side == "collector"}
+    seen = set()
+    for family in text_string_to_metric_families(text):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        spec = catalogue[name]
+        seen.add(name)
+        assert family.type == spec.kind
+        assert family.documentation == spec.help
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == set(spec.labels), sample
+    assert seen == set(catalogue)

@@ -1,0 +1,52 @@
+"""A store's DSN is read as people write it, and shown without its password."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moetrace_collectors.errors import UsageError
+from moetrace_collectors.store import first_line, parse_store
+
+
+@pytest.mark.parametrize(
+    ("dsn", "interface"),
+    [
+        ("clickhouse://host:8123", "http"),
+        ("http://host", "http"),
+        ("clickhouses://host", "https"),
+        ("https://user:word@host:8443/db", "https"),
+    ],
+)
+def test_a_server_dsn_says_its_interface(dsn: str, interface: str) -> None:
+    """The scheme decides between http and https, whatever the port."""
+    address = parse_store(dsn)
+    assert (address.interface, address.embedded_path) == (interface, None)
+
+
+def test_an_embedded_dsn_says_its_path() -> None:
+    """chdb:///path is a folder of this machine."""
+    assert parse_store("chdb:///data/store").embedded_path == Path("/data/store")
+
+
+@pytest.mark.parametrize(
+    "dsn", ["", "store", "chdb://relative", "chdb:///", "chdb:///a?b=c", "clickhouse://", "http://host:port"]
+)
+def test_anything_else_is_refused(dsn: str) -> None:
+    """What is no DSN is a usage error that shows one."""
+    with pytest.raises(UsageError, match="chdb:///absolute/path"):
+        parse_store(dsn)
+
+
+def test_a_password_is_never_shown() -> None:
+    """The display form of a DSN keeps the user and hides the password."""
+    assert parse_store("https://me:secret@host:1").display == "https://me:***@host:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("one\ntwo", "one"), ("", "no reason given"), ("x" * 400, "x" * 300)]
+)
+def test_an_error_becomes_one_line(text: str, line: str) -> None:
+    """People see the first line of an engine's message, of bounded length."""
+    assert first_line(ValueError(text)) == line

@@ -1,0 +1,235 @@
+"""The worker thread's body, with a fake clock and fake stages: nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from moetrace_collectors.dead_letter import DeadLetter
+from moetrace_collectors.errors import SinkError
+from moetrace_collectors.events import CollectorEvent, EventKind, Rejection
+from moetrace_collectors.intake import Intake
+from moetrace_collectors.joiner import Joiner, JoinWindow
+from moetrace_collectors.model import JoinedStep, RankStep, StepVerdict
+from moetrace_collectors.self_metrics import SelfMetrics
+from moetrace_collectors.series import SeriesBook
+from moetrace_collectors.sinks.base import RetryPolicy, StepResult
+from moetrace_collectors.testing import SyntheticRun
+from moetrace_collectors.verdict.engine import VerdictEngine
+from moetrace_collectors.worker import Clocks, Worker
+from moetrace_schemas.enums import ClosedBy, Evidence, RejectReason
+
+RUN = SyntheticRun(run_id="r", world_size=2, num_layers=1)
+SECOND = 1_000_000_000
+
+
+@dataclass
+class FakeClock:
+    """Time that only sleeping moves."""
+
+    now_ns: int = 0
+
+    def monotonic_ns(self) -> int:
+        """Now."""
+        return self.now_ns
+
+    def sleep(self, seconds: float) -> None:
+        """Move on."""
+        self.now_ns += int(seconds * SECOND)
+
+
+@dataclass
+class FakeSink:
+    """Keeps what it is given; fails as often as told."""
+
+    name: str = "fake"
+    failures: int = 0
+    results: list[StepResult] = field(default_factory=list)
+    late: list[RankStep] = field(default_factory=list)
+    events: list[CollectorEvent] = field(default_factory=list)
+    flushes: int = 0
+    abandoned: bool = False
+    num_waiting_steps: int = 0
+
+    def take_step(self, result: StepResult) -> None:
+        """Keep."""
+        self.results.append(result)
+
+    def take_late(self, rank_step: RankStep) -> None:
+        """Keep."""
+        self.late.append(rank_step)
+
+    def take_event(self, event: CollectorEvent) -> None:
+        """Keep."""
+        self.events.append(event)
+
+    def is_due(self, now_ns: int) -> bool:
+        """Never; the end flushes."""
+        return False
+
+    def flush(self) -> None:
+        """Fail or count."""
+        if self.failures:
+            self.failures -= 1
+            raise SinkError("away", retryable=True)
+        self.flushes += 1
+
+    def abandon(self) -> None:
+        """Remember."""
+        self.abandoned = True
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class BrokenJudge:
+    """A verdict engine with a fault."""
+
+    def judge(self, joined: JoinedStep) -> StepVerdict:
+        """Raise."""
+        raise ZeroDivisionError
+
+
+@dataclass
+class Rig:
+    """A worker and everything around it."""
+
+    worker: Worker
+    intake: Intake
+    sink: FakeSink
+    clock: FakeClock
+    runs: list[tuple[str, ...]]
+    dead_letter: Path
+    letter: DeadLetter
+
+    def run(self) -> None:
+        """Take everything that is queued, then stop: the body runs in this thread."""
+        self.worker.stop()
+        self.worker.run()
+        self.letter.close()
+
+
+def rig(tmp_path: Path, *, sink: FakeSink | None = None, judge: object = None) -> Rig:
+    """Wire a worker to fakes."""
+    clock, sink = FakeClock(), sink or FakeSink()
+    intake = Intake(max_requests=100, max_bytes=10**9, clock_ns=clock.monotonic_ns)
+    runs: list[tuple[str, ...]] = []
+
+    def note(run_ids: Sequence[str]) -> None:
+        runs.append(tuple(run_ids))
+
+    path = tmp_path / "dead_letter.jsonl"
+    letter = DeadLetter(path, max_bytes=10_000)
+    worker = Worker(
+        intake=intake,
+        joiner=Joiner(JoinWindow(timeout_ns=10 * SECOND, max_steps=10, max_bytes=2**30, max_closed_steps=10)),
+        judge=judge or VerdictEngine(),  # type: ignore[arg-type]
+        layer_loads=lambda joined: (),
+        sinks=(sink,),
+        dead_letter=letter,
+        metrics=SelfMetrics(SeriesBook()),
+        clocks=Clocks(monotonic_ns=clock.monotonic_ns, unix_ns=lambda: 5_000_000, sleep=clock.sleep),
+        retry=RetryPolicy(),
+        shutdown_timeout_s=30,
+        on_runs=note,
+    )
+    return Rig(worker, intake, sink, clock, runs, path, letter)
+
+
+def kinds(sink: FakeSink) -> list[EventKind]:
+    """Kinds of the events a sink got."""
+    return [event.kind for event in sink.events]
+
+
+def test_stopping_joins_and_writes_what_was_acknowledged(tmp_path: Path) -> None:
+    """A complete step and half of one are both judged and flushed at shutdown; nothing stays pending."""
+    parts = rig(tmp_path)
+    parts.intake.offer(RUN.step(0), (), size_bytes=1)
+    parts.intake.offer(RUN.step(1)[:1], (), size_bytes=1)
+    parts.run()
+    assert [(result.joined.step, result.joined.closed_by) for result in parts.sink.results] == [
+        (0, ClosedBy.COMPLETE),
+        (1, ClosedBy.SHUTDOWN),
+    ]
+    assert parts.sink.flushes == 1
+    ledger = parts.intake.snapshot()
+    assert (ledger.received, ledger.joined, ledger.pending) == (3, 3, 0)
+    assert kinds(parts.sink) == [EventKind.STARTED, EventKind.PARTIAL, EventKind.STOPPED]
+    assert parts.sink.events[1].detail == "missing ranks: 1"
+    assert parts.runs == [("r",)]
+
+
+def test_a_backlog_does_not_make_ranks_late(tmp_path: Path) -> None:
+    """Ranks that wait in the queue while time passes are joined: time in the window is arrival time."""
+    parts = rig(tmp_path)
+    parts.intake.offer(RUN.step(0)[:1], (), size_bytes=1)
+    parts.clock.now_ns = 9 * SECOND
+    parts.intake.offer(RUN.step(0)[1:], (), size_bytes=1)
+    parts.clock.now_ns = 1_000 * SECOND
+    parts.run()
+    assert [result.joined.closed_by for result in parts.sink.results] == [ClosedBy.COMPLETE]
+
+
+def test_a_step_times_out_against_the_next_arrival(tmp_path: Path) -> None:
+    """An arrival later than the window closes the step; the rank that comes then is late and stored."""
+    parts = rig(tmp_path)
+    parts.intake.offer(RUN.step(0)[:1], (), size_bytes=1)
+    parts.clock.now_ns = 10 * SECOND
+    parts.intake.offer(RUN.step(0)[1:], (), size_bytes=1)
+    parts.run()
+    assert [result.joined.closed_by for result in parts.sink.results] == [ClosedBy.TIMEOUT]
+    assert [step.rank for step in parts.sink.late] == [1]
+    assert EventKind.LATE in kinds(parts.sink)
+
+
+def test_rejections_reach_dead_letter_and_store(tmp_path: Path) -> None:
+    """What the decoder turned away, and what the joiner does, is on file with its reason."""
+    parts = rig(tmp_path)
+    rejection = Rejection(reason=RejectReason.MALFORMED_COLUMNS, detail="short", run_id="r", step=1, rank=0)
+    first, second = RUN.step(0)
+    parts.intake.offer((first, replace(second, world_size=5)), (rejection,), size_bytes=1)
+    parts.run()
+    assert [
+        (event.reason, event.rank) for event in parts.sink.events if event.kind is EventKind.REJECTED
+    ] == [
+        ("malformed_columns", 0),
+        ("identity_mismatch", 1),
+    ]
+    assert len(parts.dead_letter.read_text().splitlines()) == 2
+    assert parts.intake.snapshot().rejected == {
+        RejectReason.MALFORMED_COLUMNS: 1,
+        RejectReason.IDENTITY_MISMATCH: 1,
+    }
+
+
+def test_a_fault_in_the_verdict_stage_costs_the_verdict_and_not_the_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When judging raises, the step's rows are kept with insufficient evidence that says why."""
+    parts = rig(tmp_path, judge=BrokenJudge())
+    parts.intake.offer(RUN.step(0), (), size_bytes=1)
+    parts.run()
+    verdict = parts.sink.results[0].verdict
+    assert (verdict.evidence, verdict.suspect) == (Evidence.INSUFFICIENT, None)
+    assert "ZeroDivisionError" in verdict.reason
+    assert "no verdict for run r, step 0" in caplog.text
+
+
+def test_last_writes_are_retried_until_they_work(tmp_path: Path) -> None:
+    """A store that is away for a while at shutdown still gets everything."""
+    parts = rig(tmp_path, sink=FakeSink(failures=5))
+    parts.intake.offer(RUN.step(0), (), size_bytes=1)
+    parts.run()
+    assert (parts.sink.flushes, parts.sink.abandoned) == (1, False)
+
+
+def test_last_writes_end_at_the_deadline(tmp_path: Path) -> None:
+    """A store that stays away does not keep the collector from stopping; what is left is given up."""
+    parts = rig(tmp_path, sink=FakeSink(failures=10**6))
+    parts.intake.offer(RUN.step(0), (), size_bytes=1)
+    parts.run()
+    assert parts.sink.abandoned
+    assert parts.clock.now_ns == 30 * SECOND

@@ -1,0 +1,104 @@
+"""One JSON line per record and a file per rank."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moetrace.emit.jsonl import PHASE_FIELDS, JsonlEmitter
+from moetrace.record.types import ExpertRow, PhaseRow, StepRecord, TrafficRecord
+from moetrace.self_metrics import SelfMetrics
+from moetrace_schemas import SCHEMA_VERSION
+from moetrace_schemas.enums import CountKind, Direction, ForwardMode, Phase
+
+from .records import CONTEXT, step_record
+
+
+def read(line: str) -> tuple[dict[str, object], StepRecord]:
+    """A line as who wrote it, and the record again."""
+    data = json.loads(line)
+    columns = data.pop("phases")
+    phases = tuple(
+        PhaseRow(
+            **{
+                **dict(zip(PHASE_FIELDS, values, strict=True)),
+                "phase": Phase(values[1]),
+                "direction": Direction(values[2]),
+            }
+        )
+        for values in zip(*(columns[name] for name in PHASE_FIELDS), strict=True)
+    )
+    experts = tuple(
+        ExpertRow(layer=row["layer"], kind=CountKind(row["kind"]), counts=tuple(row["counts"]))
+        for row in data.pop("experts")
+    )
+    traffic = tuple(
+        TrafficRecord(**{**row, "phase": Phase(row["phase"]), "rows": tuple(row["rows"])})
+        for row in data.pop("traffic")
+    )
+    names = ("schema_version", "run_id", "rank", "world_size", "ep_rank", "ep_size", "ep_group")
+    sender = {name: data.pop(name) for name in names}
+    data["forward_mode"] = ForwardMode(data["forward_mode"])
+    return sender, StepRecord(phases=phases, experts=experts, traffic=traffic, **data)
+
+
+def test_records_come_back_as_they_were(tmp_path: Path) -> None:
+    """Nothing of a record is lost on the way to the file, and each line says who wrote it."""
+    emitter = JsonlEmitter(str(tmp_path / "new"), lambda: CONTEXT, SelfMetrics())
+    records = [step_record(5), step_record(6, experts=(), traffic=(), phases=())]
+    for record in records:
+        emitter.emit(record)
+    emitter.close(0)
+    written = [read(line) for line in (tmp_path / "new" / "rank-00003.jsonl").read_text().splitlines()]
+    assert [record for _, record in written] == records
+    assert written[0][0] == {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": "run-7",
+        "rank": 3,
+        "world_size": 8,
+        "ep_rank": 1,
+        "ep_size": 4,
+        "ep_group": 2,
+    }
+
+
+def test_a_record_is_in_the_file_before_the_next_one(tmp_path: Path) -> None:
+    """A process that is killed loses nothing that it had written."""
+    emitter = JsonlEmitter(str(tmp_path), lambda: CONTEXT, SelfMetrics())
+    emitter.emit(step_record())
+    assert (tmp_path / "rank-00003.jsonl").read_text().endswith("}\n")
+    emitter.close(0)
+
+
+def test_a_second_run_appends(tmp_path: Path) -> None:
+    """A restarted rank does not overwrite what it wrote before."""
+    for step in (1, 2):
+        emitter = JsonlEmitter(str(tmp_path), lambda: CONTEXT, SelfMetrics())
+        emitter.emit(step_record(step))
+        emitter.close(0)
+    lines = (tmp_path / "rank-00003.jsonl").read_text().splitlines()
+    assert [read(line)[1].step for line in lines] == [1, 2]
+
+
+def test_the_rank_is_read_at_each_record(tmp_path: Path) -> None:
+    """An adapter finds the expert-parallel position after the emitter was made."""
+    context = CONTEXT
+    emitter = JsonlEmitter(str(tmp_path), lambda: context, SelfMetrics())
+    context = replace(CONTEXT, ep_rank=3)
+    emitter.emit(step_record())
+    emitter.close(0)
+    assert read((tmp_path / "rank-00003.jsonl").read_text())[0]["ep_rank"] == 3
+
+
+def test_success_is_counted_after_it_happened(tmp_path: Path) -> None:
+    """A record that could not be written is not called exported."""
+    metrics = SelfMetrics()
+    emitter = JsonlEmitter(str(tmp_path), lambda: CONTEXT, metrics)
+    emitter.emit(step_record())
+    emitter.close(0)
+    with pytest.raises(ValueError, match="closed file"):
+        emitter.emit(step_record())
+    assert metrics.exported == {"jsonl": 1}

@@ -1,0 +1,59 @@
+"""What users' tests are given: it behaves as the real thing does."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from moetrace.testing import FakeDevice, FakeTime, MemoryEmitter
+
+from .records import step_record
+
+
+def test_a_memory_emitter_waits_for_records_of_another_thread() -> None:
+    """A test needs no sleep."""
+    emitter = MemoryEmitter()
+    threading.Thread(target=lambda: emitter.emit(step_record(7))).start()
+    assert [record.step for record in emitter.wait_for(1)] == [7]
+
+
+def test_a_memory_emitter_says_how_many_came_in_time() -> None:
+    """A failing test should say what it got."""
+    emitter = MemoryEmitter()
+    emitter.emit(step_record())
+    with pytest.raises(TimeoutError, match=r"1 of 2 records after 0\.01 s"):
+        emitter.wait_for(2, timeout_s=0.01)
+
+
+def test_fake_time_moves_only_when_told() -> None:
+    """The same moment twice, then another one."""
+    time = FakeTime()
+    first = time.now_ns()
+    assert time.now_ns() == first
+    time.advance(5)
+    assert time.now_ns() == first + 5
+
+
+def test_a_fake_event_completes_when_the_device_comes_that_far() -> None:
+    """As on a real device, elapsed time before that is an error."""
+    device = FakeDevice()
+    start, end = device.new_event(), device.new_event()
+    assert not start.query()
+    start.record()
+    device.work(2_000_000)
+    end.record()
+    with pytest.raises(RuntimeError, match="not ready"):
+        start.elapsed_time(end)
+    device.finish()
+    assert start.elapsed_time(end) == 2.0
+
+
+def test_a_fake_event_refuses_to_be_recorded_in_a_capture() -> None:
+    """As a real one does; and a sync is counted."""
+    device = FakeDevice()
+    device.capturing = True
+    with pytest.raises(RuntimeError, match="capturing"):
+        device.new_event().record()
+    device.new_event().synchronize()
+    assert device.syncs == 1
