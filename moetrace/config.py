@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from urllib.parse import urlsplit
 
 from moetrace.errors import ConfigError
@@ -29,7 +29,7 @@ class Config:
     """The same on all ranks. Empty: the launcher's id (TORCHELASTIC_RUN_ID, SLURM_JOB_ID) if any."""
     endpoint: str = "http://127.0.0.1:4318"
     """Base URL of the collector's OTLP/HTTP receiver; empty sends nothing."""
-    headers: str = ""
+    headers: str = field(default="", repr=False)
     """Extra HTTP headers, `name=value,name=value` (for example a bearer token)."""
     sample: str = "1/1"
     """`1/N`: one step in N, by hash of run and step, the same steps on all ranks. `0` samples nothing."""
@@ -105,10 +105,13 @@ class Config:
             ConfigError: an entry without `=`.
         """
         result = {}
-        for entry in filter(None, (part.strip() for part in self.headers.split(","))):
+        for number, entry in enumerate(filter(None, (part.strip() for part in self.headers.split(","))), 1):
             name, separator, value = entry.partition("=")
             if not separator or not name.strip():
-                raise ConfigError(f"headers={self.headers!r}: name=value,name=value expected")
+                # Not the value: it may hold a token, and errors are logged.
+                raise ConfigError(
+                    f"headers: entry {number} is not name=value; name=value,name=value expected"
+                )
             result[name.strip()] = value.strip()
         return result
 

@@ -25,6 +25,9 @@ from moetrace_schemas.metrics import MetricSpec
 Labels = tuple[str, ...]
 """Label values in the catalogue's order."""
 SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Steps and verdicts."""
+EXCHANGE_BUCKETS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+"""One all-to-all: tens of microseconds inside a node, milliseconds across nodes."""
 
 
 class _Series:
@@ -116,8 +119,15 @@ class Gauge(_Series):
 class Histogram(_Series):
     """Counts seconds in buckets."""
 
-    def __init__(self, spec: MetricSpec, lock: threading.Lock, refuse: Callable[[MetricSpec], None]) -> None:
+    def __init__(
+        self,
+        spec: MetricSpec,
+        lock: threading.Lock,
+        refuse: Callable[[MetricSpec], None],
+        bounds: tuple[float, ...] = SECONDS_BUCKETS,
+    ) -> None:
         super().__init__(spec, lock, refuse)
+        self._bounds = bounds
         self._counts: dict[Labels, list[int]] = {}
         self._sums: dict[Labels, float] = {}
 
@@ -128,9 +138,9 @@ class Histogram(_Series):
             if counts is None:
                 if not self._has_room(len(self._counts), labels):
                     return
-                counts = self._counts[labels] = [0] * (len(SECONDS_BUCKETS) + 1)
+                counts = self._counts[labels] = [0] * (len(self._bounds) + 1)
                 self._sums[labels] = 0.0
-            counts[bisect.bisect_left(SECONDS_BUCKETS, seconds)] += 1
+            counts[bisect.bisect_left(self._bounds, seconds)] += 1
             self._sums[labels] += seconds
 
     def forget_run(self, run_id: str) -> None:
@@ -146,7 +156,7 @@ class Histogram(_Series):
             for labels, counts in self._counts.items():
                 buckets: list[tuple[str, float]] = []
                 total = 0
-                for bound, count in zip((*map(str, SECONDS_BUCKETS), "+Inf"), counts, strict=True):
+                for bound, count in zip((*map(str, self._bounds), "+Inf"), counts, strict=True):
                     total += count
                     buckets.append((bound, float(total)))
                 family.add_metric(list(labels), buckets=buckets, sum_value=self._sums[labels])
@@ -174,10 +184,10 @@ class SeriesBook:
         assert spec.kind == "gauge", spec.name
         return self._keep(Gauge(spec, self._lock, self._refuse))
 
-    def histogram(self, spec: MetricSpec) -> Histogram:
+    def histogram(self, spec: MetricSpec, bounds: tuple[float, ...] = SECONDS_BUCKETS) -> Histogram:
         """A histogram of the catalogue."""
         assert spec.kind == "histogram", spec.name
-        return self._keep(Histogram(spec, self._lock, self._refuse))
+        return self._keep(Histogram(spec, self._lock, self._refuse, bounds))
 
     def refuse(self, spec: MetricSpec) -> None:
         """Count a label set that a caller did not even try because of a budget of its own."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from moetrace.adapters.base import LayerMatch, ModelMatch, RouteCounter, layer_numbers
+from moetrace.adapters.base import LayerMatch, ModelMatch, RouteCounter, Target, layer_numbers
 from moetrace.adapters.groups import expert_parallel
 from moetrace.adapters.routes import RouteReader
 from moetrace.adapters.targets import count, experts_call, layer_forward, phase
@@ -55,7 +55,7 @@ def _layer(path: str, module: Any, owner: Any, layer: int) -> LayerMatch:
         layer_forward(module, layer, f"{here}forward"),
         phase(module.router, "forward", layer, f"{here}router.forward", Phase.ROUTER),
         count(module.router, "forward", layer, f"{here}router.forward", reader.router),
-        phase(owner, "indices_and_bins", layer, f"{inside}indices_and_bins", Phase.PERMUTE),
+        *_sorting(owner, layer, inside),
         experts_call(owner, "permute_and_compute", layer, compute),
         phase(owner.mlp, "forward", layer, f"{inside}mlp.forward", Phase.EXPERT_GEMM),
     ]
@@ -88,6 +88,15 @@ def _layer(path: str, module: Any, owner: Any, layer: int) -> LayerMatch:
         parallel=parallel,
         notes=tuple(notes),
     )
+
+
+def _sorting(owner: Any, layer: int, inside: str) -> list[Target]:
+    # Which of the two runs, and where, differs between sparse, grouped and padded experts.
+    return [
+        phase(owner, name, layer, f"{inside}{name}", Phase.PERMUTE, per_step=False)
+        for name in ("indices_and_bins", "indices_and_padded_bins")
+        if hasattr(owner, name)
+    ]
 
 
 def _count_received(

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from moetrace.adapters import deepep
 from moetrace.adapters.base import Adapter, Call, Count, LayerMatch, Target
 from moetrace.errors import ConfigError, UnsupportedModelError
 from moetrace.guard import Guard
 from moetrace.instrument.counted import counted
 from moetrace.instrument.coverage import CoverageReport, LayerCoverage
 from moetrace.instrument.patches import Patches, mark_of
+from moetrace.instrument.receive_hook import timed_receive
 from moetrace.instrument.steps import top_forward
 from moetrace.instrument.wrap import Observer, timed, timed_launch, timed_wait
 from moetrace.record.buffer import StepBuffer
@@ -32,6 +34,9 @@ ADAPTERS = (
     ("moetrace.adapters.torchtitan", "TorchtitanAdapter", "torchtitan"),
     ("moetrace.adapters.olmo_core", "OlmoCoreAdapter", "olmo_core"),
     ("moetrace.adapters.megablocks", "MegaBlocksAdapter", "megablocks"),
+    ("moetrace.adapters.tutel", "TutelAdapter", "tutel"),
+    ("moetrace.adapters.vllm", "VllmAdapter", "vllm"),
+    ("moetrace.adapters.sglang", "SGLangAdapter", "sglang"),
     ("moetrace.adapters.transformers", "TransformersAdapter", ""),
     ("moetrace.adapters.transformers_v4", "TransformersV4Adapter", ""),
     ("moetrace.adapters.reference", "ReferenceAdapter", ""),
@@ -86,8 +91,11 @@ class Installer:
         skipped: list[tuple[str, str]] = []
         for adapter in adapters:
             found = adapter.match(model)
+            taken = list(matches)
             for match in found.layers:
-                matches.setdefault(match.path, match)
+                # One adapter may know a block, and another one its experts.
+                if not any(_overlap(match.path, path) for path in taken):
+                    matches[match.path] = match
             skipped.extend(found.skipped)
         for match in [m for m in matches.values() if _is_installed(m)]:
             skipped.append((match.path, "already instrumented, as part of another model"))
@@ -163,6 +171,9 @@ class Installer:
         def make(current: Callable[..., Any]) -> Callable[..., Any]:
             if target.call is Call.LAUNCH:
                 return timed_launch(current, tracer, site, handle_of)
+            if target.call is Call.RECEIVE:
+                waited = Site(Role.WAIT, name=f"{target.name}.hook", per_step=False)
+                return timed_receive(current, tracer, site, tracer.sites.add(waited))
             if target.call is Call.WAIT:
                 return timed_wait(current, tracer, site, tensor_handles, guess=True)
             if target.call is Call.WAIT_WORK:
@@ -222,6 +233,11 @@ class Installer:
                 self._shared,
                 Target(owner=owner, attribute=attribute, role=role, name=name, call=call, per_step=False),
             )
+        for target in deepep.exchanges():
+            key = (id(target.owner), target.attribute)
+            if key not in self._shared_keys:
+                self._shared_keys.add(key)
+                self._place(self._shared, target)
 
     def uninstall(self, model: Any | None = None) -> None:
         """Put the very same callables back, of one model or of all."""
@@ -246,6 +262,11 @@ def _count_kinds(match: LayerMatch) -> list[CountKind]:
     if match.parallel is not None:
         kinds.add(CountKind.RECEIVED)
     return [kind for kind in CountKind if kind in kinds]
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether one module path is the other, or lies within it."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.") or not (one and other)
 
 
 def _imported(framework: str) -> bool:

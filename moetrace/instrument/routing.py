@@ -93,14 +93,14 @@ class StepCounter:
         """Add the pairs of one router call: ids [.., K]. No host sync; nothing allocated stays."""
         site = self.sites[index]
         bins = site.num_experts + OUT_OF_RANGE_BINS
-        ids = expert_ids.detach()
+        ids = self._here(expert_ids.detach())
         if ids.dtype != torch.int64:
             ids = ids.long()
         if site.num_local_experts:
             # An id of no local expert must not become the id of another rank's.
             ids = torch.where((ids >= 0) & (ids < site.num_local_experts), ids + site.offset, -1)
         ids = ids.clamp(-1, site.num_experts).add_(1)
-        padding = self.padding
+        padding = None if self.padding is None else self._here(self.padding)
         if padding is not None and site.kind is CountKind.ROUTED and padding.numel():
             # Ids without a dimension for the slots are one per token, or those of a token side by side.
             width = ids.shape[-1] if ids.dim() > 1 else ids.numel() // padding.numel()
@@ -110,13 +110,30 @@ class StepCounter:
         self._rows[index].scatter_add_(0, flat, self._one.expand(flat.shape))
         self._touched.add(index)
 
+    def _here(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor on the counters' device: layers may be spread over several of one kind.
+
+        Raises:
+            ValueError: it is on a device of another kind; to copy it would be a sync.
+        """
+        device = self._counts.device
+        if tensor.device == device:
+            return tensor
+        if tensor.device.type != device.type:
+            raise ValueError(
+                f"experts are chosen on {tensor.device}, but counted on {device}: "
+                "move the model first, then call instrument()"
+            )
+        return tensor.to(device, non_blocking=True)
+
     def add_mask(self, index: int, mask: torch.Tensor, pairs: int) -> None:
         """Add the pairs of one router call as a mask [.., E], non-zero where chosen."""
         site, row = self.sites[index], self._rows[index]
-        chosen = mask.detach().reshape(-1, mask.shape[-1])
+        chosen = self._here(mask.detach()).reshape(-1, mask.shape[-1])
         if chosen.dtype.is_floating_point:
             chosen = chosen != 0
-        total, padding = chosen.sum(0), self.padding
+        total = chosen.sum(0)
+        padding = None if self.padding is None else self._here(self.padding)
         if padding is not None and site.kind is CountKind.ROUTED and padding.numel() == chosen.shape[0]:
             padded = (chosen * padding.unsqueeze(1)).sum(0)
             at = site.num_experts + OUT_OF_RANGE_BINS + 1

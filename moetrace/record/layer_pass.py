@@ -119,6 +119,8 @@ def _name_glue(segments: Sequence[Segment], node: Node) -> list[Segment]:
         return [Segment(start, end, node.layer, Phase.FUSED, flags)] if end > start else []
     experts = [at for at in named if segments[at].phase in (Phase.EXPERT_GEMM, Phase.FUSED)]
     told_apart = any(segment.phase is Phase.PERMUTE or segment.flags & _BARRIER for segment in segments)
+    routers = [at for at in named if segments[at].phase is Phase.ROUTER]
+    routed = routers[-1] if routers and routers == named[: len(routers)] else -1
     for at, segment in enumerate(segments):
         if segment.phase is not None:
             continue
@@ -127,6 +129,9 @@ def _name_glue(segments: Sequence[Segment], node: Node) -> list[Segment]:
             segment.phase = Phase.UNPERMUTE
         elif at < named[0] or at > named[-1]:
             segment.phase, segment.layer = Phase.OUTSIDE, None
+        elif at < routed:
+            # A router of several calls (logits, then top-k).
+            segment.phase = Phase.ROUTER
         elif not told_apart:
             segment.phase = Phase.FUSED
         elif experts and at > experts[-1]:

@@ -273,6 +273,70 @@ WAIT_SECONDS_TOTAL = MetricSpec(
     max_series=128,
     side="collector",
 )
+CRITICAL_CAUSE_STEPS_TOTAL = MetricSpec(
+    name="moetrace_critical_cause_steps_total",
+    kind="counter",
+    help="Steps in which this rank and phase was named with clear evidence, by cause.",
+    labels=("run_id", "rank", "phase", "cause",),
+    max_series=8192,
+    side="collector",
+)
+MISSING_RANK_STEPS_TOTAL = MetricSpec(
+    name="moetrace_missing_rank_steps_total",
+    kind="counter",
+    help="Joined steps in which this rank was missing.",
+    labels=("run_id", "rank",),
+    max_series=8192,
+    side="collector",
+)
+EXCHANGE_TRANSFER_SECONDS = MetricSpec(
+    name="moetrace_exchange_transfer_seconds",
+    kind="histogram",
+    help="Transfer time of one exchange of one layer (shortest rank); waits excluded.",
+    labels=("run_id", "phase", "forward_mode",),
+    max_series=128,
+    side="collector",
+)
+EXCHANGE_ROWS_TOTAL = MetricSpec(
+    name="moetrace_exchange_rows_total",
+    kind="counter",
+    help="Rows sent in exchanges, by how far: same_rank, same_node, cross_node, or unknown where the receiving rank is missing.",
+    labels=("run_id", "phase", "scope",),
+    max_series=256,
+    side="collector",
+)
+PLACEMENT_VERSION = MetricSpec(
+    name="moetrace_placement_version",
+    kind="gauge",
+    help="Placement epoch of the last joined step; 0 = unknown.",
+    labels=("run_id",),
+    max_series=64,
+    side="collector",
+)
+PLACEMENT_PREVIOUS_VERSION = MetricSpec(
+    name="moetrace_placement_previous_version",
+    kind="gauge",
+    help="Placement epoch before the one in use: what a rollback goes back to. Absent until the first change seen.",
+    labels=("run_id",),
+    max_series=64,
+    side="collector",
+)
+RUN_INFO = MetricSpec(
+    name="moetrace_run_info",
+    kind="gauge",
+    help="Always 1; which model and version a run is.",
+    labels=("run_id", "model_name", "model_version",),
+    max_series=64,
+    side="collector",
+)
+ROUTED_PAIRS_TOTAL = MetricSpec(
+    name="moetrace_routed_pairs_total",
+    kind="counter",
+    help="Routed (token, slot) pairs over all layers, padding left out.",
+    labels=("run_id", "forward_mode",),
+    max_series=64,
+    side="collector",
+)
 EXPERT_TOKENS_TOTAL = MetricSpec(
     name="moetrace_expert_tokens_total",
     kind="counter",
@@ -301,6 +365,14 @@ EXPERT_LOAD_IMBALANCE_RATIO = MetricSpec(
     name="moetrace_expert_load_imbalance_ratio",
     kind="gauge",
     help="max / mean of pairs per expert in the last joined step.",
+    labels=("run_id", "layer", "forward_mode",),
+    max_series=4096,
+    side="collector",
+)
+EXPERT_LOAD_CV_RATIO = MetricSpec(
+    name="moetrace_expert_load_cv_ratio",
+    kind="gauge",
+    help="Standard deviation / mean of pairs per expert in the last joined step.",
     labels=("run_id", "layer", "forward_mode",),
     max_series=4096,
     side="collector",
@@ -363,10 +435,19 @@ ALL: tuple[MetricSpec, ...] = (
     WORTH_SECONDS_TOTAL,
     TRANSFER_SECONDS_TOTAL,
     WAIT_SECONDS_TOTAL,
+    CRITICAL_CAUSE_STEPS_TOTAL,
+    MISSING_RANK_STEPS_TOTAL,
+    EXCHANGE_TRANSFER_SECONDS,
+    EXCHANGE_ROWS_TOTAL,
+    PLACEMENT_VERSION,
+    PLACEMENT_PREVIOUS_VERSION,
+    RUN_INFO,
+    ROUTED_PAIRS_TOTAL,
     EXPERT_TOKENS_TOTAL,
     EXPERT_SLOT_TOKENS_TOTAL,
     EXPERT_SLOT_ID,
     EXPERT_LOAD_IMBALANCE_RATIO,
+    EXPERT_LOAD_CV_RATIO,
     RANK_LOAD_IMBALANCE_RATIO,
     EXCLUDED_PAIRS_TOTAL,
     SERIES_REFUSED_TOTAL,

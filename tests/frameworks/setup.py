@@ -18,7 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 REQUIREMENTS = HERE / "requirements"
-DEFAULT = ("transformers4", "megatron", "fairscale", "deepspeed")
+DEFAULT = ("transformers4", "megatron", "fairscale", "deepspeed", "megablocks")
 """About 300 MB beside torch; all others are set up by name."""
 
 

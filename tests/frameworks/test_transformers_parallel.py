@@ -10,7 +10,8 @@ pytestmark = [pytest.mark.framework, pytest.mark.multirank]
 
 # Counts are exchanged before rows; the exchange of rows returns at launch.
 EXCHANGED = (
-    "router permute dispatch! permute dispatch dispatch! permute expert_gemm unpermute combine combine! unpermute"
+    "router permute dispatch! permute dispatch dispatch! permute expert_gemm "
+    "unpermute combine combine! unpermute"
 )
 SUMMED = "router permute expert_gemm unpermute combine! unpermute"
 CASES = {

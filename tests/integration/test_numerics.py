@@ -180,3 +180,24 @@ def test_inference_is_bit_identical_without_a_step_around_it(name: str) -> None:
     moetrace.shutdown()
     assert bit_identical(traced, plain)
     assert len(emitter.records) == 2
+
+
+def test_generation_gives_the_same_tokens_and_counts_each_forward() -> None:
+    """Prefill and each decoded token are steps of their own; left padding is left out of the prompt only."""
+    torch.manual_seed(0)
+    model: Any = MODELS["olmoe-grouped_mm"]().eval()
+    ids = torch.randint(3, 64, (2, 6))
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    settings = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "eos_token_id": 2}
+    plain = model.generate(input_ids=ids, attention_mask=mask, **settings)
+    emitter = MemoryEmitter()
+    tracer = moetrace.init(run_id=RUN_ID, emitters=[emitter], forward_mode="decode", buffers=16)
+    moetrace.instrument(model)
+    assert torch.equal(model.generate(input_ids=ids, attention_mask=mask, **settings), plain)
+    moetrace.shutdown()
+    totals = [
+        {row.kind.value: sum(row.counts) for row in record.experts if row.layer == 0}
+        for record in emitter.records
+    ]
+    assert totals == [{"routed": 10 * 2, "padding": 2 * 2}, *[{"routed": 2 * 2}] * 3]
+    assert tracer.guard.errors == {}

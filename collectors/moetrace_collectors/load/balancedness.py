@@ -34,7 +34,7 @@ def balancedness_layer(rank_loads: FloatArray) -> FloatArray:
     balance: FloatArray = np.divide(
         rank_loads.mean(axis=-1), largest, out=np.full(largest.shape, np.nan), where=largest > 0.0
     )
-    return balance
+    return np.minimum(balance, 1.0)  # thirds of a load round to a little more
 
 
 def balancedness_mean(rank_loads: FloatArray) -> float:
@@ -50,7 +50,7 @@ def balancedness_sum(rank_loads: FloatArray) -> float:
     The part of the experts' time that is work and not waiting for the fullest rank, if time follows rows.
     """
     largest = float(rank_loads.max(axis=-1).sum())
-    return float(rank_loads.mean(axis=-1).sum()) / largest if largest > 0.0 else float("nan")
+    return min(float(rank_loads.mean(axis=-1).sum()) / largest, 1.0) if largest > 0.0 else float("nan")
 
 
 def _max_mean(rank_loads: FloatArray) -> float:

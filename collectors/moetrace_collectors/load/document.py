@@ -213,7 +213,7 @@ def _coactivation(analysis: LoadAnalysis) -> dict[str, Any] | None:
     follows = []
     if pairs.across is not None:
         layers, experts, _ = pairs.across.shape
-        flat = pairs.across.reshape(layers, -1)
+        flat = pairs.across.reshape(layers, experts * experts)
         for at in range(layers):
             best = int(flat[at].argmax())
             follows.append(

@@ -78,10 +78,10 @@ def read_loads(arguments: argparse.Namespace) -> tuple[LoadSeries, ...]:
     # Here and not above: the extra of the store must not break reading dumps.
     from moetrace_collectors.load.store_source import read_series
     from moetrace_collectors.views.store_reader import choose_run
-    from moetrace_collectors.views.store_rows import ClientStore, HttpStore, store_of_directory
+    from moetrace_collectors.views.store_rows import ClientStore, HttpStore, store_of_directory, store_of_dsn
 
     if arguments.dsn is not None:
-        store: ClientStore | HttpStore = ClientStore(arguments.dsn, database=arguments.database)
+        store: ClientStore | HttpStore = store_of_dsn(arguments.dsn, database=arguments.database)
     elif arguments.url is not None:
         store = HttpStore(arguments.url, database=arguments.database)
     else:

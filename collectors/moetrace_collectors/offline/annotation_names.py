@@ -17,6 +17,8 @@ from moetrace_schemas.enums import Direction, Phase
 COMMUNICATION = re.compile(r"^(?:nccl|rccl|gloo|mpi|ucc|xccl|hccl):(\w+)")
 """What PyTorch's process groups write around their collectives."""
 STEP = re.compile(r"^ProfilerStep\s*#\s*(\d{1,15})$")
+ENGINE_STEP = re.compile(r"^execute_\d+_context_\d+\(")
+"""What vLLM writes around each step of its engine; it carries no number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from moetrace_collectors.offline.load_routes import looks_like_routes
 from moetrace_collectors.offline.load_tables import has_columns
 from moetrace_collectors.offline.own_steps import first_object, looks_like_otlp, looks_like_own
 from moetrace_collectors.offline.source import bad_file, read_head
+from moetrace_collectors.run_directory import STORE_NAME
 
 KNOWN = (
     "a PyTorch profiler trace, an expert-load dump (JSON, JSON lines, CSV, NPZ, Parquet), a wait matrix, "
@@ -102,6 +103,8 @@ def expand(paths: Sequence[Path]) -> tuple[list[Path], bool]:
     searched = False
     for path in paths:
         if path.is_dir():
+            if (path / STORE_NAME).is_dir():
+                raise UsageError(f"{path} is a run directory: moetrace report --dir {path} shows it")
             searched = True
             found = sorted(
                 file

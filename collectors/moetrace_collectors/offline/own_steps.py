@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moetrace_collectors.decode import decode
 from moetrace_collectors.decode_columns import decode_experts, decode_phases, decode_traffic
 from moetrace_collectors.model import JoinedStep, RankStep
 from moetrace_collectors.offline.source import bad_file, json_lines, read_head
-from moetrace_collectors.receivers.otlp_body import JSON, BodyError, parse
 from moetrace_schemas import SCHEMA_VERSION
 from moetrace_schemas.columns import EXPERTS, PHASES, TRAFFIC, ColumnsError, pack
 from moetrace_schemas.enums import (
@@ -78,6 +76,10 @@ def read_otlp(path: Path, requests: Iterator[tuple[str, Mapping[str, Any]]]) -> 
     Raises:
         UsageError: a request that is not OTLP/JSON.
     """
+    # Here and not above: protobuf takes longer to import than most files take to read.
+    from moetrace_collectors.decode import decode
+    from moetrace_collectors.receivers.otlp_body import JSON, BodyError, parse
+
     rank_steps: list[RankStep] = []
     foreign, rejected = 0, []
     for place, request in requests:

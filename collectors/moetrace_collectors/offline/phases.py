@@ -24,7 +24,13 @@ import numpy as np
 import numpy.typing as npt
 
 from moetrace_collectors.model import IntArray
-from moetrace_collectors.offline.annotation_names import COMMUNICATION, STEP, AnnotationMeaning, meaning_of
+from moetrace_collectors.offline.annotation_names import (
+    COMMUNICATION,
+    ENGINE_STEP,
+    STEP,
+    AnnotationMeaning,
+    meaning_of,
+)
 from moetrace_collectors.offline.intervals import NONE, innermost_by_thread
 from moetrace_collectors.offline.kernel_families import Family, Role, family_of
 from moetrace_collectors.offline.layers import number_layers, settle_exchanges
@@ -221,11 +227,15 @@ def _steps(
     marks = trace.annotations
     numbers = {index: int(m[1]) for index, name in enumerate(trace.names) if (m := STEP.match(name))}
     rows = [i for i, name in enumerate(marks.name.tolist()) if name in numbers]
+    number = np.array([numbers[name] for name in marks.name[rows].tolist()], dtype=np.int64)
     if not rows:
-        return np.zeros(len(moments), dtype=np.int64), (0,), False
+        unnumbered = {index for index, name in enumerate(trace.names) if ENGINE_STEP.match(name)}
+        rows = [i for i, name in enumerate(marks.name.tolist()) if name in unnumbered]
+        number = np.arange(len(rows), dtype=np.int64)
+        if len(rows) < 2:
+            return np.zeros(len(moments), dtype=np.int64), (0,), False
     starts = marks.start_ns[rows]
     ends = starts + marks.duration_ns[rows]
-    number = np.array([numbers[name] for name in marks.name[rows].tolist()], dtype=np.int64)
     at = np.searchsorted(starts, moments, side="right") - 1
     inside = (at >= 0) & (moments < ends[np.maximum(at, 0)])
     # Work that was launched in a step may run after its window; only a row without a launch is placed

@@ -4,9 +4,11 @@ DeepEP's low-latency kernels can sum what each rank waited for each other rank. 
 column (everyone waits for it), a rank that is slow to receive as a row, a slow link as one point.
 
 A column or row is slow when its mean is more than `LINE_FACTOR` x the median column's or row's mean. The
-median and not the mean, because slow lines raise a mean themselves: of eight ranks, one that is
-ten times as slow as the rest is only 4.7 x the mean, and two of them hide behind each other. Rows are looked
-at once more without the slow columns and columns without the slow rows, since each inflates the other.
+median and not the mean, because slow lines raise a mean themselves: of eight ranks, one that is ten times
+as slow as the rest is only 4.7 x the mean, and two of them hide behind each other. So that one point does
+not pass for a line, most of the line's cells must be high as well. Rows are looked at once more without the
+slow columns and columns without the slow rows, since each inflates the other.
+
 A point is slow when it is more than `POINT_FACTOR` x the median both of its row and of its column, and
 neither is slow as a whole: a link stands out of both ends' other links.
 
@@ -26,6 +28,8 @@ from moetrace_collectors.model import FloatArray
 from moetrace_collectors.offline.source import bad_file
 
 LINE_FACTOR = 4.5
+LINE_MEDIAN_FACTOR = 2.0
+"""The median cell of a slow line is more than this many times the typical line's median cell."""
 POINT_FACTOR = 5.0
 LEAST_RANKS = 3
 """With two ranks there is nothing to compare with."""
@@ -77,8 +81,11 @@ def _slow_lines(waits: FloatArray) -> list[int]:
     if int(some.sum()) < LEAST_RANKS:
         return []
     means = np.where(present, waits, 0.0).sum(axis=1) / np.maximum(present.sum(axis=1), 1)
-    typical = float(np.median(means[some]))
-    return np.flatnonzero(some & (means > LINE_FACTOR * typical)).tolist()
+    medians = np.zeros(len(waits))
+    medians[some] = np.nanmedian(waits[some], axis=1)
+    far = means > LINE_FACTOR * float(np.median(means[some]))
+    most = medians > LINE_MEDIAN_FACTOR * float(np.median(medians[some]))
+    return np.flatnonzero(some & far & most).tolist()
 
 
 def _slow_points(waits: FloatArray, rows: list[int], columns: list[int]) -> tuple[tuple[int, int], ...]:

@@ -21,11 +21,11 @@ from moetrace_collectors.placement.replay import (
     ReplayCase,
     break_even_s,
     folds,
+    part_saved,
     replay_planner,
     scored_ms,
     step_ms,
     sync_bytes,
-    whole_step_ms,
 )
 from moetrace_collectors.placement.step_time_planner import StepTimePlanner
 
@@ -132,7 +132,7 @@ def _shard(case: ReplayCase, stay_ms: float) -> Alternative:
         time += steps * step_ms(case, scored, case.today, share=share, copies=copies)
         weight += steps
     there = time / weight
-    saved = (stay_ms - there) / whole_step_ms(case, stay_ms)
+    saved = part_saved(case, stay_ms, there)
     topology = case.cost.topology
     moved = Migration(
         copies=case.today.num_layers,
@@ -198,8 +198,7 @@ def _smaller_batches(case: ReplayCase, stay_ms: float) -> Alternative:
     layers = int((case.series.totals.sum(axis=1) > 0).sum())
     fixed = case.cost.passes * case.cost.gemm.start_us * layers / 1e3
     there = fixed + SMALLER_BATCH * max(stay_ms - fixed, 0.0)
-    whole = whole_step_ms(case, stay_ms)
-    saved = (stay_ms - there) / whole
+    saved = part_saved(case, stay_ms, there)
     return Alternative(
         option=Option.SMALLER_BATCHES,
         step_ms=there,

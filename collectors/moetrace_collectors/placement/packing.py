@@ -35,6 +35,10 @@ def pack(weights: FloatArray, num_packs: int) -> tuple[IntArray, IntArray]:
     """
     layers, items = weights.shape
     room = items // num_packs
+    if room == 1:
+        # One item each is even as it is; items stay where they are.
+        everywhere = np.broadcast_to(np.arange(items, dtype=np.int64), weights.shape)
+        return everywhere, np.zeros(weights.shape, dtype=np.int64)
     order = np.argsort(-weights, axis=1, kind="stable")
     pack_of = np.empty((layers, items), dtype=np.int64)
     place_of = np.empty((layers, items), dtype=np.int64)

@@ -250,6 +250,12 @@ def whole_step_ms(case: ReplayCase, stay_ms: float) -> float:
     return max(recorded, stay_ms)
 
 
+def part_saved(case: ReplayCase, stay_ms: float, there_ms: float) -> float:
+    """Part of a step that is saved; 0 where nothing ran in the scored windows."""
+    whole = whole_step_ms(case, stay_ms)
+    return (stay_ms - there_ms) / whole if whole > 0.0 else 0.0
+
+
 def break_even_s(cost: Migration, saved: float) -> float | None:
     """Seconds until a migration that stops everything is paid for; None: it never is."""
     if cost.copies == 0 and saved >= 0.0:
@@ -260,9 +266,9 @@ def break_even_s(cost: Migration, saved: float) -> float | None:
 def _saved(case: ReplayCase, parts: tuple[Fold, ...], held_out: Score | None, in_all: float) -> float:
     if held_out is None:
         stay = step_ms(case, slice(None), case.today)
-        return (stay - in_all) / whole_step_ms(case, stay)
+        return part_saved(case, stay, in_all)
     stay = score(case, parts, [case.today] * len(parts)).step_ms
-    return (stay - held_out.step_ms) / whole_step_ms(case, stay)
+    return part_saved(case, stay, held_out.step_ms)
 
 
 def with_slots(case: ReplayCase, num_slots: int) -> ReplayCase:

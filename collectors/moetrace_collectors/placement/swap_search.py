@@ -54,6 +54,8 @@ def relieve(
     """
     slots = slots.copy()
     layers, num_slots = slots.shape
+    if num_ranks == num_parts:
+        return slots  # a rank has nobody to swap with
     weights = slot_weights(slots, windows)
     per_rank = num_slots // num_ranks
     cells = len(windows) * per_rank * per_rank * min(PARTNER_RANKS, num_ranks)

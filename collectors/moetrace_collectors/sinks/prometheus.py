@@ -14,8 +14,9 @@ import numpy as np
 
 from moetrace_collectors.events import CollectorEvent
 from moetrace_collectors.model import IntArray, RankStep, StepVerdict
-from moetrace_collectors.series import SeriesBook
+from moetrace_collectors.series import EXCHANGE_BUCKETS, SeriesBook
 from moetrace_collectors.sinks.base import StepResult
+from moetrace_collectors.sinks.exchange_scope import rows_by_scope
 from moetrace_schemas import metrics
 from moetrace_schemas.enums import COUNT_KIND_BY_CODE, CountKind, Evidence, Phase
 
@@ -70,6 +71,16 @@ class PrometheusSink:
         self._expert_imbalance = book.gauge(metrics.EXPERT_LOAD_IMBALANCE_RATIO)
         self._rank_imbalance = book.gauge(metrics.RANK_LOAD_IMBALANCE_RATIO)
         self._excluded = book.counter(metrics.EXCLUDED_PAIRS_TOTAL)
+        self._routed = book.counter(metrics.ROUTED_PAIRS_TOTAL)
+        self._expert_cv = book.gauge(metrics.EXPERT_LOAD_CV_RATIO)
+        self._cause_steps = book.counter(metrics.CRITICAL_CAUSE_STEPS_TOTAL)
+        self._missing = book.counter(metrics.MISSING_RANK_STEPS_TOTAL)
+        self._exchange_transfer = book.histogram(metrics.EXCHANGE_TRANSFER_SECONDS, EXCHANGE_BUCKETS)
+        self._exchange_rows = book.counter(metrics.EXCHANGE_ROWS_TOTAL)
+        self._placement = book.gauge(metrics.PLACEMENT_VERSION)
+        self._previous_placement = book.gauge(metrics.PLACEMENT_PREVIOUS_VERSION)
+        self._run_info = book.gauge(metrics.RUN_INFO)
+        self._placements: dict[str, int] = {}
 
     def take_step(self, result: StepResult) -> None:
         """See Sink."""
@@ -81,9 +92,11 @@ class PrometheusSink:
         for load in result.loads:
             labels = (verdict.run_id, str(load.layer), load.forward_mode.value)
             self._expert_imbalance.set(load.max_mean_ratio, labels)
+            self._expert_cv.set(load.cv, labels)
             if load.rank_max_mean_ratio > 0:
                 self._rank_imbalance.set(load.rank_max_mean_ratio, labels)
         self._take_experts(verdict.run_id, result.joined.rank_steps)
+        self._take_run(verdict.run_id, result.joined.rank_steps)
 
     def take_late(self, rank_step: RankStep) -> None:
         """See Sink: a verdict was given without it, so it is not counted into anything."""
@@ -111,6 +124,7 @@ class PrometheusSink:
         if len(self._runs) >= MAX_RUNS:
             oldest, layers = self._runs.popitem(last=False)
             self._used -= sum(layers.values())
+            self._placements.pop(oldest, None)
             self._book.forget_run(oldest)
         self._runs[run_id] = {}
 
@@ -127,6 +141,10 @@ class PrometheusSink:
             if barrier.phase in _EXCHANGES:
                 self._transfer.add(barrier.transfer_ns / NS_PER_S, (run_id, barrier.phase.value))
                 self._wait.add(barrier.wait_sum_ns / NS_PER_S, (run_id, barrier.phase.value))
+                transfer_s = barrier.transfer_ns / NS_PER_S
+                self._exchange_transfer.observe(transfer_s, (run_id, barrier.phase.value, mode))
+        for rank in verdict.missing_ranks:
+            self._missing.add(labels=(run_id, str(rank)))
         suspect = verdict.suspect
         named = suspect.phase.value if suspect else NOBODY
         self._verdicts.add(labels=(run_id, verdict.evidence.value, verdict.cause.value, named))
@@ -134,6 +152,20 @@ class PrometheusSink:
             labels = (run_id, str(suspect.rank), suspect.phase.value)
             self._critical_steps.add(labels=labels)
             self._worth.add(max(suspect.worth_ns, 0) / NS_PER_S, labels)
+            self._cause_steps.add(labels=(*labels, verdict.cause.value))
+
+    def _take_run(self, run_id: str, rank_steps: tuple[RankStep, ...]) -> None:
+        for (phase, scope), rows in rows_by_scope(rank_steps).items():
+            self._exchange_rows.add(rows, (run_id, phase, scope))
+        first = rank_steps[0]
+        self._run_info.set(1, (run_id, first.model_name, first.model_version))
+        # Ranks switch within a step of each other; the newest epoch is the one being rolled out.
+        version = max(rank_step.placement_version for rank_step in rank_steps)
+        before = self._placements.get(run_id)
+        if before and before != version:
+            self._previous_placement.set(before, (run_id,))
+        self._placements[run_id] = version
+        self._placement.set(version, (run_id,))
 
     def _take_experts(self, run_id: str, rank_steps: tuple[RankStep, ...]) -> None:
         routed: dict[Layer, IntArray] = {}
@@ -144,6 +176,7 @@ class PrometheusSink:
                     excluded[_EXCLUDED[entry.kind]] += int(entry.counts.sum())
                 elif entry.kind == _ROUTED:
                     layer = (rank_step.forward_mode.value, entry.layer)
+                    self._routed.add(int(entry.counts.sum()), (run_id, rank_step.forward_mode.value))
                     before = routed.get(layer)
                     routed[layer] = entry.counts if before is None else _add(before, entry.counts)
         for reason, pairs in excluded.items():

@@ -54,7 +54,8 @@ class TransferHistory:
 
     def __init__(self, keys: IntArray) -> None:
         num_barriers = len(keys)
-        _, self._place = np.unique(keys[:, [0, 2, 3]], axis=0, return_inverse=True)
+        _, place = np.unique(keys[:, [0, 2, 3]], axis=0, return_inverse=True)
+        self._place = place.reshape(-1)  # numpy 2.0 gives it a second axis
         self._transfer = np.zeros((WINDOW, num_barriers))
         self._size = np.zeros((WINDOW, num_barriers))
         self._count = 0

@@ -93,7 +93,9 @@ class Blocks(nn.Module):
         from megablocks.layers.arguments import Arguments
         from megablocks.layers.moe import MoE
 
-        _module("triton", __version__="3.0.0")  # the arguments' check asks for it; torch must not find it later
+        _module(
+            "triton", __version__="3.0.0"
+        )  # the arguments' check asks for it; torch must not find it later
         arguments = Arguments(
             hidden_size=HIDDEN,
             ffn_hidden_size=WIDTH,

@@ -1,4 +1,4 @@
-"""transformers 5 with experts spread over gloo ranks: argument family and implementation (all_to_all, all_reduce)."""
+"""transformers 5 with experts spread over gloo ranks: arguments family, all_to_all or all_reduce."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def main() -> None:
     ids = torch.randint(3, 100, (2, 5 + unequal), generator=generator)
 
     truth = Truth()
-    blocks = [m for m in model.modules() if hasattr(m, "experts") and (hasattr(m, "gate") or hasattr(m, "router"))]
+    blocks = [
+        m for m in model.modules() if hasattr(m, "experts") and (hasattr(m, "gate") or hasattr(m, "router"))
+    ]
     numbers = [int(p.split(".")[2]) for p, m in model.named_modules() if any(m is b for b in blocks)]
     for number, block in zip(numbers, blocks, strict=True):
 

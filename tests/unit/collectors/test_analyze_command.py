@@ -443,3 +443,23 @@ def test_one_result_for_every_view() -> None:
     analysis = analyze([DLRM])
     VALIDATOR.validate(build_result(analysis))
     assert "Collectives" in render_result(analysis)
+
+
+def test_a_run_directory_is_shown_elsewhere(command: Command, tmp_path: Path) -> None:
+    """A store is not read by this command; it says which one does."""
+    (tmp_path / "store").mkdir()
+    result = command(tmp_path)
+    assert result.code == 2
+    assert "moetrace report --dir" in result.err
+
+
+def test_progress_counts_every_byte(tmp_path: Path) -> None:
+    """What the bar shows adds up to the files' sizes (after decompression)."""
+    paths = write_traces(tmp_path, moe_traces(ranks=2))
+    seen: dict[Path, int] = {}
+
+    def told(path: Path, size: int) -> None:
+        seen[path] = seen.get(path, 0) + size
+
+    analyze(paths, progress=told)
+    assert seen == {path: path.stat().st_size for path in paths}

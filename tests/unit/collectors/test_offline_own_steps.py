@@ -184,3 +184,25 @@ def test_broken_lines_name_line_and_field(tmp_path: Path, change: dict[str, Any]
     with pytest.raises(UsageError, match="line 2") as failure:
         analyze([path])
     assert message in str(failure.value)
+
+
+def test_clocks_of_own_files_are_aligned_by_exchange(tmp_path: Path) -> None:
+    """Rank 1's clock is 2 s ahead and drifts; exchanges are paired by key, and verdicts stay."""
+    paths = write_ranks(tmp_path)
+    lines = [json.loads(text) for text in paths[1].read_text().splitlines()]
+    first = lines[0]["start_unix_ns"]
+    for record in lines:
+        record["start_unix_ns"] += 2_000_000_000 + (record["start_unix_ns"] - first) * 40 // 1_000_000
+    # Lines in another order, as a file put together from parts has them.
+    paths[1].write_text("".join(json.dumps(record) + "\n" for record in reversed(lines)))
+    analysis = analyze(paths)
+    clock = analysis.clocks[1]
+    assert abs(clock.offset_ns - 2_000_000_000) < 1_000_000
+    true = {step: RUN.step(step)[1].start_unix_ns for step in range(STEPS)}
+    for step, record in enumerate(lines):
+        back = int(clock.to_reference(np.array([record["start_unix_ns"]]))[0])
+        assert abs(back - true[step]) <= clock.error_ns + 1_000
+    other = tmp_path / "straight"
+    other.mkdir()
+    straight = analyze(write_ranks(other))
+    assert [v.suspect for v in analysis.verdicts] == [v.suspect for v in straight.verdicts]

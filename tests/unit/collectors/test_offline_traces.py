@@ -351,3 +351,23 @@ def test_exposed_communication_is_what_no_kernel_hides(tmp_path: Path) -> None:
     usage = rank_usage(trace, recognise(trace))
     assert usage.exposed_communication_ns == 18_000
     assert (usage.busy_ns, usage.idle_ns) == (33_000, 2_000)
+
+
+def test_engine_steps_are_numbered_in_order(tmp_path: Path) -> None:
+    """Serving traces mark steps without numbers; layers count within each."""
+    events: list[dict[str, Any]] = []
+    for step in range(3):
+        at = 1_000.0 * step
+        events.append(mark(f"execute_{step}_context_0(sq0)_generation_32(sq32)", at, at + 100))
+        for index, name in enumerate((ROUTER, GEMM, ROUTER, GEMM)):
+            events += launched(name, at + 200 + 10 * index, 5, 10 * step + index, at + 10 + index)
+    phases = recognise(trace_of(tmp_path, events))
+    assert phases.steps == (0, 1, 2)
+    assert phases.layer.tolist() == [0, 0, 1, 1] * 3
+
+
+@pytest.mark.parametrize("info", [{"rank": 10**9}, {"rank": -4}, {"rank": "x", "world_size": 2**40}, 5, None])
+def test_ranks_that_cannot_be_are_not_believed(tmp_path: Path, info: object) -> None:
+    """A number beyond any machine would make lists of that length."""
+    trace = trace_of(tmp_path, [], distributedInfo=info)
+    assert (trace.rank, trace.world_size) == (-1, None)

@@ -12,6 +12,7 @@ from moetrace_collectors.model import BarrierResult, JoinedStep, LayerLoad, Step
 from moetrace_collectors.self_metrics import SelfMetrics, make_registry
 from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import StepResult
+from moetrace_collectors.sinks.exchange_scope import rows_by_scope
 from moetrace_collectors.sinks.prometheus import MAX_RUNS, PrometheusSink
 from moetrace_collectors.testing import SyntheticRun
 from moetrace_schemas import metrics
@@ -111,6 +112,14 @@ def test_a_step_becomes_seconds_by_phase_rank_and_cause() -> None:
         'moetrace_wait_seconds_total{phase="dispatch",run_id="r"}': 0.125,
         'moetrace_expert_load_imbalance_ratio{forward_mode="train",layer="1",run_id="r"}': 1.5,
         'moetrace_rank_load_imbalance_ratio{forward_mode="train",layer="1",run_id="r"}': 1.25,
+        'moetrace_expert_load_cv_ratio{forward_mode="train",layer="1",run_id="r"}': 0.1,
+        'moetrace_critical_cause_steps_total{cause="device",phase="router",rank="1",run_id="r"}': 1,
+        'moetrace_exchange_transfer_seconds_count{forward_mode="train",phase="dispatch",run_id="r"}': 1,
+        'moetrace_exchange_transfer_seconds_sum{forward_mode="train",phase="dispatch",run_id="r"}': 0.5,
+        'moetrace_exchange_rows_total{phase="dispatch",run_id="r",scope="same_rank"}': 16,
+        'moetrace_exchange_rows_total{phase="dispatch",run_id="r",scope="same_node"}': 16,
+        'moetrace_run_info{model_name="synthetic-moe",model_version="",run_id="r"}': 1,
+        'moetrace_routed_pairs_total{forward_mode="train",run_id="r"}': 32,
         **{
             "moetrace_expert_tokens_total"
             f'{{expert="{expert}",forward_mode="train",layer="{layer}",run_id="r"}}': 4
@@ -210,3 +219,43 @@ def test_exposed_names_and_labels_are_those_of_the_catalogue() -> None:
         for sample in family.samples:
             assert set(sample.labels) - {"le"} == set(spec.labels), sample
     assert seen == set(catalogue)
+
+
+def test_the_placement_before_the_last_change_is_what_a_rollback_goes_back_to() -> None:
+    """The previous epoch is absent until a change was seen, and survives steps without one."""
+    book = SeriesBook()
+    sink = PrometheusSink(book, series_budget=100)
+    seen = []
+    for step, version in enumerate((3, 3, 4, 4)):
+        given = result(step)
+        ranks = tuple(replace(rank, placement_version=version) for rank in given.joined.rank_steps)
+        sink.take_step(replace(given, joined=replace(given.joined, rank_steps=ranks)))
+        found = samples(book)
+        seen.append(
+            (
+                found['moetrace_placement_version{run_id="r"}'],
+                found.get('moetrace_placement_previous_version{run_id="r"}'),
+            )
+        )
+    assert seen == [(3, None), (3, None), (4, 3), (4, 3)]
+
+
+def test_missing_ranks_are_counted_each() -> None:
+    """A rank that did not arrive has a series of its own, so that an alert can name it."""
+    book = SeriesBook()
+    sink = PrometheusSink(book, series_budget=100)
+    given = result()
+    sink.take_step(replace(given, verdict=replace(given.verdict, missing_ranks=(1,))))
+    assert samples(book)['moetrace_missing_rank_steps_total{rank="1",run_id="r"}'] == 1
+
+
+def test_rows_are_told_apart_by_how_far_they_travel() -> None:
+    """Rank itself, same host, other host; a receiver that did not arrive is unknown, not local."""
+    first, second, third = SyntheticRun(world_size=3, num_layers=1, num_pairs=9).step(0)
+    steps = (replace(first, host_name="a"), replace(second, host_name="a"), replace(third, host_name="b"))
+    assert rows_by_scope(steps) == {
+        ("dispatch", "same_rank"): 9,
+        ("dispatch", "same_node"): 6,
+        ("dispatch", "cross_node"): 12,
+    }
+    assert rows_by_scope(steps[:1]) == {("dispatch", "same_rank"): 3, ("dispatch", "unknown"): 6}

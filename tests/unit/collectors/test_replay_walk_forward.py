@@ -62,7 +62,7 @@ def steady(steps: int = 12) -> np.ndarray:
 
 
 def test_known_values_of_a_recorded_run() -> None:
-    """EPLB on real loads: in sample as published to 1e-9, held out lower, near the known half-to-half value."""
+    """EPLB on real loads: in sample as published to 1e-9, held out near the known half-to-half value."""
     for slots in (64, 72):
         made = case(series(ESFT), num_ranks=8, num_slots=slots)
         result = replay_planner(made, next(planner for planner in PLANNERS if planner.name == "eplb"))
@@ -137,17 +137,21 @@ def test_a_stable_hot_rank_is_worth_a_move() -> None:
 
 
 def test_bursts_look_good_in_sample_only() -> None:
-    """Another expert is hot in every window: hindsight gains a lot, the future gains nothing, so do not move."""
-    loads = np.full((16, 2, 8), 100.0)
+    """Other experts are hot in every window: hindsight is even, plans on the past are not, so do not move."""
+    loads = np.full((16, 2, 16), 100.0)
     for window in range(4):
-        loads[4 * window : 4 * window + 4, :, 2 * window : 2 * window + 2] *= 6.0
+        # One hot expert per rank of the placement in use, which is even all the time.
+        loads[4 * window : 4 * window + 4, :, window::4] *= 6.0
     made = case(series(loads), num_ranks=4, windows=4)
-    result = replay_planner(made, PLANNERS[-1])
-    assert result.in_sample is not None
-    assert result.held_out is not None
-    assert result.in_sample.balancedness > result.held_out.balancedness + 0.15
-    found, options = answer(made)
-    assert options[Option.MOVE].saved is not None
+    for planner in PLANNERS[2:]:
+        result = replay_planner(made, planner)
+        assert result.in_sample is not None
+        assert result.held_out is not None
+        assert result.in_sample.balancedness == pytest.approx(1.0)
+        assert result.held_out.balancedness < 0.9
+        assert result.saved < 0.0
+        assert result.break_even_s is None
+    found, _ = answer(made)
     assert found.action is Action.DO_NOT_MOVE
     assert found.planner is None
     assert found.sentence.startswith("do not move: ")
@@ -246,7 +250,7 @@ def test_replicas_are_synchronised_in_training_only() -> None:
 
 
 def test_recorded_times_are_used() -> None:
-    """A fitted line and a recorded step: savings are parts of the whole step, and nothing is assumed about them."""
+    """A fitted line and a recorded step: savings are parts of the whole step, and none of it is assumed."""
     rows = np.linspace(50.0, 1000.0, 200)
     recorded = replace(
         series(steady()), gemm=GemmSamples(rows=rows, microseconds=20.0 + 2.0 * rows), step_ms=1000.0

@@ -1,9 +1,6 @@
-"""Why the suspect was late: phases, rows against time, slow links, wait matrices."""
+"""Why the suspect was late: phases, rows against time, slow links."""
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +9,9 @@ from moetrace_collectors.model import StepVerdict
 from moetrace_collectors.simulate import Injection, Noise, SimulatedRun, simulate
 from moetrace_collectors.verdict import VerdictEngine
 from moetrace_collectors.verdict.gemm_fit import robust_slope
-from moetrace_collectors.verdict.wait_matrix import slow_links
 from moetrace_schemas.enums import Cause, Evidence, Phase
 from verdict_timeline import exchange, joined, rank_step, work
 
-MATRICES = json.loads((Path(__file__).parents[2] / "data" / "matrices" / "wait_matrices.json").read_text())
 USUAL = Noise(spread=0.03)
 
 
@@ -165,27 +160,3 @@ def test_a_slope_is_never_negative_nor_above_the_time_per_row() -> None:
     slope = robust_slope(rows, times)
     assert slope[0] == 0.0
     assert slope[1] == pytest.approx(np.median(times[1] / rows[1]))
-
-
-@pytest.mark.parametrize("name", sorted(MATRICES))
-def test_published_wait_matrices_give_the_published_rows_columns_and_points(name: str) -> None:
-    """Slow rows, columns and points as DeepXTrace published them."""
-    published = MATRICES[name]["published"]
-    found = slow_links(MATRICES[name]["matrix"])
-    assert found.rows == tuple(published.get("rows", ()))
-    assert found.columns == tuple(published.get("cols", ()))
-    assert found.points == tuple(tuple(point) for point in published.get("points", ()))
-
-
-def test_an_even_wait_matrix_has_nothing_slow() -> None:
-    """Equal waits, zero waits and a single rank are all fine."""
-    for matrix in (np.full((4, 4), 10.0), np.zeros((3, 3)), [[5.0]]):
-        found = slow_links(matrix)
-        assert (found.rows, found.columns, found.points) == ((), (), ())
-
-
-@pytest.mark.parametrize("matrix", [[[1.0, 2.0]], [1.0, 2.0], [[1.0, -1.0], [0.0, 0.0]], [[float("nan")]]])
-def test_what_is_no_wait_matrix_is_refused(matrix: object) -> None:
-    """Wrong shape, negative or non-finite waits."""
-    with pytest.raises(ValueError, match="wait matrix"):
-        slow_links(matrix)  # type: ignore[arg-type]

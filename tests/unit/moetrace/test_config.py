@@ -54,7 +54,7 @@ def test_every_kind_of_setting_is_read_from_the_environment(name: str, text: str
         ({"run_id": "ok\n"}, "1 to 128 characters"),
         ({"endpoint": "collector:4318"}, "endpoint='collector:4318': a URL like http://127.0.0.1:4318"),
         ({"endpoint": "ftp://x"}, "endpoint='ftp://x': a URL like"),
-        ({"headers": "bearer"}, "headers='bearer': name=value,name=value expected"),
+        ({"headers": "a=b,t0k3n"}, "headers: entry 2 is not name=value; name=value,name=value expected"),
         ({"clock": "gpu"}, "clock='gpu': one of auto, host, cuda expected"),
         ({"buffers": 0}, "buffers=0: 1 or more expected"),
         ({"buffers": True}, "buffers=True: int expected"),
@@ -112,6 +112,14 @@ def test_headers_are_read_as_a_mapping() -> None:
         "authorization": "Bearer a=b",
         "x-scope": "y",
     }
+
+
+def test_a_token_in_the_headers_shows_nowhere() -> None:
+    """Settings are printed and errors are logged; secrets must be in neither."""
+    assert "t0k3n" not in repr(Config(headers="authorization=t0k3n"))
+    with pytest.raises(ConfigError) as caught:
+        Config(headers="t0k3n")
+    assert "t0k3n" not in str(caught.value)
 
 
 def test_every_setting_says_what_it_is() -> None:

@@ -169,6 +169,12 @@ def test_a_counter_made_in_inference_mode_counts_outside_of_it() -> None:
     assert counts(step) == {CountKind.ROUTED: (0, 1)}
 
 
+def test_ids_on_another_kind_of_device_are_refused_with_the_fix() -> None:
+    """A model that was moved after it was instrumented: the log line says what to do."""
+    with pytest.raises(ValueError, match=r"chosen on meta, but counted on cpu: move the model first"):
+        counter().add(0, torch.zeros(1, 2, dtype=torch.int64, device="meta"))
+
+
 # --- which tensor holds the ids ------------------------------------------------------------------
 
 WEIGHTS = torch.rand(3, 2)
