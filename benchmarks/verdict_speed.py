@@ -2,7 +2,8 @@
 
 A step of 61 layers (549 rows per rank with 2 exchanges a layer) in groups of 64 ranks and in one group of all
 ranks. Join: `Joiner.add` of every rank's decoded record up to the complete step. Verdict:
-`VerdictEngine.judge` with a filled history and a slow rank to explain. Medians over repeats.
+`VerdictEngine.judge` with a filled history and a slow rank to explain. CPU time of the process (it has one
+thread), so that other work on the machine counts little; medians over repeats.
 
     python benchmarks/verdict_speed.py [--repeats 15] [--write]
 """
@@ -56,13 +57,13 @@ def measure(ranks: int, group: int, repeats: int) -> tuple[float, float]:
     joiner, engine = Joiner(WINDOW), VerdictEngine()
     joins, verdicts = [], []
     for index, step in enumerate(repeated(one_step(ranks, group), HISTORY + repeats)):
-        start = time.perf_counter()
+        start = time.process_time()
         outcomes = [outcome for record in step.rank_steps for outcome in joiner.add(record, now_ns=index)]
-        middle = time.perf_counter()
+        middle = time.process_time()
         (joined,) = outcomes
         assert isinstance(joined, JoinedStep)
         verdict = engine.judge(joined)
-        end = time.perf_counter()
+        end = time.process_time()
         if index >= HISTORY:
             assert verdict.evidence is Evidence.CLEAR, verdict.reason
             joins.append((middle - start) * 1e3)
@@ -88,7 +89,7 @@ def main() -> None:
             print(lines[-1], flush=True)
     if arguments.write:
         text = (
-            f"One step of {LAYERS} layers, one core; medians of {arguments.repeats}. "
+            f"One step of {LAYERS} layers, CPU time, one thread; medians of {arguments.repeats}. "
             f"`python benchmarks/verdict_speed.py --repeats {arguments.repeats} --write`.\n\n"
             + "\n".join(lines)
         )

@@ -47,7 +47,8 @@ def main() -> None:
     for result in results:
         held_out = f"{result.held_out.balancedness:.3f}" if result.held_out else "-"
         print(
-            f"{result.planner:12} balanced {result.balancedness:.3f}, held out {held_out}, saves {result.saved:.1%}"
+            f"{result.planner:12} balanced {result.balancedness:.3f}, held out {held_out}, "
+            f"saves {result.saved:.1%}"
         )
     print(recommend(case, alternatives(case, results)).sentence)
     for assumption in assumptions:

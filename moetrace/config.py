@@ -50,7 +50,7 @@ class Config:
     buffers: int = 8
     """Step buffers; a sampled step is dropped (and counted) when all are in use."""
     max_intervals: int = 4096
-    """Intervals that one step may record; the rest of a step is dropped (and counted)."""
+    """Intervals that one step may record; a step with more is dropped (and counted)."""
     queue_steps: int = 256
     """Steps that may wait for the exporter; the oldest is dropped (and counted) beyond it."""
     export_timeout_s: float = 5.0

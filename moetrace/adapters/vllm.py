@@ -73,6 +73,8 @@ def _layer(path: str, runner: Any, layer: int) -> LayerMatch:
             count(runner.router, "select_experts", layer, name, _count_ids),
             *_compute(experts, layer, f"{here}routed_experts", parallel),
         ]
+        if _modular_kernel(experts) is not None:
+            phases |= {Phase.PERMUTE, Phase.UNPERMUTE}
         notes.append("ids are those that the kernel runs: physical where experts are replicated")
     if parallel is None:
         notes.append("no expert parallelism: no exchange to time")
@@ -97,8 +99,8 @@ def _layer(path: str, runner: Any, layer: int) -> LayerMatch:
 def _compute(experts: Any, layer: int, name: str, parallel: ExpertParallel | None) -> list[Target]:
     """The call of the experts, in three parts where the kernel is a modular one."""
     targets = [experts_call(experts, "forward_modular", layer, f"{name}.forward_modular")]
-    kernel = getattr(getattr(experts.quant_method, "moe_kernel", None), "impl", None)
-    if not all(callable(getattr(kernel, part, None)) for part in KERNEL):
+    kernel = _modular_kernel(experts)
+    if kernel is None:
         return targets
     prepare, compute, finalize = KERNEL
     to, back = (Phase.PERMUTE, Phase.UNPERMUTE) if parallel is None else (Phase.DISPATCH, Phase.COMBINE)
@@ -108,6 +110,11 @@ def _compute(experts: Any, layer: int, name: str, parallel: ExpertParallel | Non
         experts_call(kernel, compute, layer, f"{name}.{compute}"),
         phase(kernel, finalize, layer, f"{name}.{finalize}", back),
     ]
+
+
+def _modular_kernel(experts: Any) -> Any | None:
+    kernel = getattr(getattr(experts.quant_method, "moe_kernel", None), "impl", None)
+    return kernel if all(callable(getattr(kernel, part, None)) for part in KERNEL) else None
 
 
 def _naive_exchange(runner: Any, layer: int, here: str) -> list[Target]:

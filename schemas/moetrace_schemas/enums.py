@@ -120,7 +120,7 @@ class DropReason(StrEnum):
     BUFFER_POOL_EMPTY = "buffer_pool_empty"
     """Every step buffer was in use; the drain thread is behind."""
     BUFFER_FULL = "buffer_full"
-    """A step had more intervals than its buffer holds; the rest of that step was dropped."""
+    """A step had more intervals than its buffer holds; it was dropped as a whole."""
     EVENTS_UNRESOLVED = "events_unresolved"
     """Device events did not complete in time."""
     EXPORT_QUEUE_FULL = "export_queue_full"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import socket
 import threading
+import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -98,3 +100,16 @@ def refusing_endpoint() -> str:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     return f"http://127.0.0.1:{port}"
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait for another thread.
+
+    Raises:
+        TimeoutError: it did not come to that in time.
+    """
+    gate, end = threading.Event(), time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {timeout_s} s")
+        gate.wait(0.001)

@@ -16,6 +16,7 @@ from moetrace.timing.cuda_events import CudaClock
 from moetrace_schemas.enums import DropReason
 
 from .conftest import Recording
+from .otlp_server import wait_until
 
 Make = Callable[..., Recording]
 
@@ -172,16 +173,6 @@ def test_buffers_come_back_whatever_happens_to_their_step(record: Make) -> None:
         wait_until(lambda: len(pool._free) == 1)
     recording.records()
     assert recording.tracer.metrics.dropped == {DropReason.INTERNAL_ERROR: 3, DropReason.BUFFER_FULL: 3}
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for another thread, up to ten seconds."""
-    gate = threading.Event()
-    for _ in range(10_000):
-        if condition():
-            return
-        gate.wait(0.001)
-    raise TimeoutError
 
 
 def test_device_events_are_asked_until_they_are_done(record: Make) -> None:

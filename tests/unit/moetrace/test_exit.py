@@ -43,6 +43,7 @@ def run(**settings: Any) -> float:
 
 @pytest.fixture
 def collector() -> Iterator[FakeCollector]:
+    """A collector that takes everything."""
     server = FakeCollector()
     yield server
     server.close()

@@ -216,8 +216,9 @@ def test_a_wrong_phase_is_a_configuration_error(
         record().tracer.phase(phase, layer=layer[0] if layer else None)
 
 
-def test_a_phase_in_activation_recompute_is_backward(record: Make) -> None:
-    """Hand-written code under checkpointing is told apart as adapters' layers are."""
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_a_phase_in_activation_recompute_is_backward(record: Make, early_stop: bool) -> None:
+    """Hand-written code under checkpointing is told apart as adapters' layers are, left early or not."""
     recording = record()
     x = torch.ones(2, requires_grad=True)
 
@@ -226,7 +227,7 @@ def test_a_phase_in_activation_recompute_is_backward(record: Make) -> None:
             recording.time.advance(5)
             return (value * value).sin()
 
-    with recording.tracer.step():
+    with recording.tracer.step(), checkpoint.set_checkpoint_early_stop(early_stop):
         checkpoint.checkpoint(layer, x, use_reentrant=False).sum().backward()
     assert lines(recording.records()[0].phases) == ["0 router 0-5", "0 router 5-10 backward recompute"]
 

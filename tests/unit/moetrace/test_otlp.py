@@ -24,7 +24,7 @@ from moetrace_schemas import SCHEMA_VERSION
 from moetrace_schemas.enums import DropReason
 from moetrace_schemas.identity import span_id, trace_id
 
-from .otlp_server import Blackhole, FakeCollector, refusing_endpoint
+from .otlp_server import Blackhole, FakeCollector, refusing_endpoint, wait_until
 from .records import CONTEXT, step_record
 
 
@@ -308,16 +308,6 @@ def test_a_collector_that_is_away_is_not_noticed_by_who_emits(
     assert emitting.accounted() == 200
     assert emitting.metrics.exported.total() == 0
     assert emitting.metrics.dropped[DropReason.SHUTDOWN_DEADLINE] >= 50
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for another thread, up to ten seconds."""
-    gate = threading.Event()
-    for _ in range(10_000):
-        if condition():
-            return
-        gate.wait(0.001)
-    raise TimeoutError
 
 
 def test_closing_during_a_hanging_request_returns_at_its_deadline_and_counts_once() -> None:

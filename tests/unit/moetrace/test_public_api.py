@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import moetrace
 from moetrace.adapters.reference import ReferenceMoE
 from moetrace.testing import FakeTime, MemoryEmitter
 from moetrace.timing.clock import HostClock
+
+from .otlp_server import Blackhole, wait_until
 
 
 def start(**settings: Any) -> MemoryEmitter:
@@ -190,6 +193,31 @@ def test_shutdown_twice_is_shutdown_once() -> None:
     start()
     assert moetrace.shutdown() is True
     assert moetrace.shutdown() is True
+
+
+def test_with_a_collector_that_never_answers_every_step_is_accounted_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The model runs on, each sampled step is exported or dropped for a reason, and one line says why."""
+    hole, model = Blackhole(), layer()
+    tracer = moetrace.init(
+        run_id="r", endpoint=hole.endpoint, export_timeout_s=0.2, queue_steps=20, buffers=4
+    )
+    moetrace.instrument(model)
+    hidden = torch.randn(2, 8)
+    expected = model(hidden)
+    with caplog.at_level(logging.INFO):
+        assert all(torch.equal(model(hidden), expected) for _ in range(100))
+        wait_until(lambda: bool(caplog.messages))
+        assert moetrace.shutdown(timeout_s=0.5) is False
+    hole.close()
+    metrics = tracer.metrics
+    assert metrics.steps_sampled == 101
+    assert metrics.exported.total() == 0
+    assert metrics.dropped.total() == 101
+    assert [line.split(";")[0] for line in caplog.messages] == [
+        f"moetrace: the collector at {hole.endpoint} does not take data"
+    ]
 
 
 # --- fork ----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from moetrace.testing import FakeDevice, FakeTime
+from moetrace.testing import FakeDevice, FakeEvent, FakeTime
 from moetrace.timing.clock import HostClock
 from moetrace.timing.cuda_events import CudaClock, CudaTrack
 
@@ -102,13 +102,20 @@ def test_an_exhausted_track_gives_no_stamp_and_counts(device: FakeDevice) -> Non
 
 
 def test_while_a_graph_is_captured_a_mark_gives_no_stamp(device: FakeDevice) -> None:
-    """An event in a captured graph could not be read; no event is recorded and none is used up."""
-    track = cuda_track(device)
-    track.mark()
+    """An event in a captured graph could not be read: none is touched, and none is used up."""
+    recorded = []
+
+    class Event(FakeEvent):
+        def record(self) -> None:
+            recorded.append(device.capturing)
+
+    track = CudaClock(lambda: Event(device), device.is_capturing).track(4)
+    assert track.mark() == 0
     device.capturing = True
     assert track.mark() == -1
     device.capturing = False
     assert track.mark() == 1
+    assert recorded == [False, False]
 
 
 def test_a_device_that_refuses_an_event_gives_no_stamp(device: FakeDevice) -> None:

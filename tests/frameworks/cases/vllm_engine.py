@@ -1,0 +1,113 @@
+"""vLLM on a CPU: a tiny Qwen3-MoE with random weights, in the engine's own process; every forward is a step."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any
+
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_LOGGING_LEVEL="ERROR",
+    VLLM_NO_USAGE_STATS="1",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
+    VLLM_HOST_IP="127.0.0.1",
+    VLLM_ALLOW_INSECURE_SERIALIZATION="1",
+)
+
+EXPERTS, TOP_K, LAYERS, PROMPT, NEW_TOKENS = 8, 2, 2, [5, 6, 7, 8, 9], 3
+
+
+def engine() -> Any:
+    """An engine without graphs and without a tokenizer."""
+    from transformers import Qwen3MoeConfig
+    from vllm import LLM
+
+    config = Qwen3MoeConfig(
+        architectures=["Qwen3MoeForCausalLM"],
+        vocab_size=256,
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        num_experts=EXPERTS,
+        num_experts_per_tok=TOP_K,
+        moe_intermediate_size=64,
+        head_dim=32,
+        decoder_sparse_step=1,
+        dtype="bfloat16",
+    )
+    folder = tempfile.mkdtemp()
+    config.save_pretrained(folder)
+    return LLM(
+        model=folder,
+        skip_tokenizer_init=True,
+        load_format="dummy",
+        enforce_eager=True,
+        max_model_len=128,
+        dtype="bfloat16",
+        max_num_seqs=4,
+        disable_log_stats=True,
+        gpu_memory_utilization=0.3,
+        seed=0,
+    )
+
+
+def main() -> None:
+    """Plain, traced and plain again."""
+    from importlib.metadata import version
+
+    from vllm import SamplingParams
+
+    import moetrace
+    from frameworks.checks import Traced, Truth, counts_of, report, unchanged
+    from moetrace.testing import MemoryEmitter
+
+    llm, models = engine(), []
+    sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, detokenize=False)
+    llm.apply_model(models.append)
+    model = models[0]
+    runners = [module for module in model.modules() if hasattr(module, "routed_experts")]
+    assert len(runners) == LAYERS
+
+    def run() -> list[int]:
+        outputs = llm.generate([{"prompt_token_ids": PROMPT}], sampling, use_tqdm=False)
+        return list(outputs[0].outputs[0].token_ids)
+
+    truths: list[Truth] = []
+    for number, runner in enumerate(runners):
+
+        def look(module: Any, args: Any, result: Any, number: int = number) -> None:
+            if not truths or not truths[-1].on:
+                return
+            if (number, "routed") in truths[-1].counts:
+                truths.append(Truth(on=True))  # the next forward
+            truths[-1].add_ids(number, result[0].float().topk(TOP_K).indices, EXPERTS)
+
+        runner.gate.register_forward_hook(look)
+
+    plain, emitter = run(), MemoryEmitter()
+    with unchanged([*model.modules(), *(runner.router for runner in runners)]):
+        tracer = moetrace.init(run_id="vllm", emitters=[emitter], endpoint="", buffers=8)
+        coverage = moetrace.instrument(model, strict=True)
+        truths.append(Truth(on=True))
+        assert run() == plain
+        truths[-1].on = False
+        records = emitter.wait_for(NEW_TOKENS)
+        assert not tracer.guard.errors, tracer.guard.errors
+        assert tracer.metrics.seen_sites == tracer.metrics.expected_sites
+        moetrace.shutdown()
+    assert run() == plain
+    assert len(records) == len(truths) == NEW_TOKENS, "one step for the prompt, one for each further token"
+    for record, truth in zip(records, truths, strict=True):
+        known = {layer: counts.tolist() for (layer, _), counts in truth.counts.items()}
+        assert counts_of(record) == known
+    report(Traced(coverage, records, {}, 0, 0), version=version("vllm-cpu"))
+
+
+if __name__ == "__main__":
+    main()
