@@ -8,7 +8,8 @@ Noise: every interval of local work is log-normal with sigma 1, 5 or 10 %; `usua
 hiccups of 0.1 ms per rank and step (a calm step takes 1.5 ms a layer), `noisy` one of 0.3 ms. Expert
 popularity is log-normal with sigma 10 %, drawn anew for every layer and step.
 
-- recall: faulty steps in which the suspect is the injected rank and phase, whatever the evidence.
+- recall: faulty steps in which the suspect is the injected rank and phase, whatever the evidence;
+  precision: the same among faulty steps in which anyone is named.
 - clear: faulty steps with a clear verdict; wrong: clear verdicts that name anything else.
 - ambiguous right: ambiguous verdicts that name the injected rank and phase (their calibration).
 - cause: right causes among right suspects.
@@ -159,15 +160,15 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the section of RESULTS.md")
     arguments = parser.parse_args()
     lines = [
-        "| noise | cause | fault | steps | recall | clear | clear wrong | ambiguous (right) | cause right | "
+        "| noise | cause | fault | steps | precision | recall | clear | clear wrong | ambiguous (right) | cause right | "
         + " | ".join(f"{rule} (rank)" for rule in RULES)
         + " |",
-        "|" + "---|" * (9 + len(RULES)),
+        "|" + "---|" * (10 + len(RULES)),
     ]
     for level, noise in NOISE.items():
         calm = tally(None, noise, arguments.extension, arguments.steps, spikes=False)
         lines.append(
-            f"| {level} | none | | {calm.steps} | | {calm.clear / calm.steps:.1%} | {calm.clear_wrong} | "
+            f"| {level} | none | | {calm.steps} | | | {calm.clear / calm.steps:.1%} | {calm.clear_wrong} | "
             f"{calm.ambiguous} | |" + " |" * len(RULES)
         )
         print(lines[-1], flush=True)
@@ -190,13 +191,16 @@ def main() -> None:
 
 def _line(level: str, cause: Cause, fault: str, found: Tally) -> str:
     total = found.steps
-    recall = "rank not told" if cause is Cause.LINK else f"{found.right / total:.3f}"
+    named = max(found.clear + found.ambiguous, 1)
+    right = f"{found.right / named:.3f} | {found.right / total:.3f}"
+    if cause is Cause.LINK:
+        right = "| rank not told"
     causes = total if cause is Cause.LINK else max(found.right, 1)
     rules = " | ".join("" if cause is Cause.LINK else f"{found.rules[rule] / total:.2f}" for rule in RULES)
     clear = f"{found.clear / total:.3f} | {found.clear_wrong}"
     ambiguous = f"{found.ambiguous} ({found.ambiguous_right})"
     return (
-        f"| {level} | {cause} | {fault} | {total} | {recall} | {clear} | {ambiguous} | "
+        f"| {level} | {cause} | {fault} | {total} | {right} | {clear} | {ambiguous} | "
         f"{found.cause_right / causes:.3f} | {rules} |"
     )
 

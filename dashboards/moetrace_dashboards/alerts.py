@@ -68,7 +68,7 @@ def _load(config: Config) -> tuple[Alert, ...]:
             severity=WARNING,
             summary="Expert {{ $labels.expert }} of layer {{ $labels.layer }} stays hot in "
             "{{ $labels.forward_mode }} of run {{ $labels.run_id }}",
-            description="It gets {{ $value | printf \"%.1f\" }} times the mean of its layer.",
+            description='It gets {{ $value | printf "%.1f" }} times the mean of its layer.',
             dashboard="expert_load",
         ),
         Alert(
@@ -84,7 +84,7 @@ def _load(config: Config) -> tuple[Alert, ...]:
             severity=WARNING,
             summary="Load over the experts of layer {{ $labels.layer }} stays uneven in "
             "{{ $labels.forward_mode }} of run {{ $labels.run_id }}",
-            description="The hottest expert of a step gets {{ $value | printf \"%.1f\" }} times the mean.",
+            description='The hottest expert of a step gets {{ $value | printf "%.1f" }} times the mean.',
             dashboard="expert_load",
         ),
         Alert(
@@ -178,7 +178,7 @@ def _exchange(config: Config) -> tuple[Alert, ...]:
             severity=WARNING,
             summary="Transfers of {{ $labels.phase }} in {{ $labels.forward_mode }} got slower in run "
             "{{ $labels.run_id }}",
-            description="The mean is {{ $value | printf \"%.2f\" }} times what it was in the hour before.",
+            description='The mean is {{ $value | printf "%.2f" }} times what it was in the hour before.',
             dashboard="all_to_all",
         ),
         Alert(
@@ -231,9 +231,9 @@ def _placement(config: Config) -> tuple[Alert, ...]:
             expr=rules.rebalance_stalled(config),
             hold="10m",
             severity=WARNING,
-            summary="No rebalance of run {{ $labels.run_id }} although layer {{ $labels.layer }} stays uneven "
-            "in {{ $labels.forward_mode }}",
-            description="The busiest rank got at least {{ $value | printf \"%.1f\" }} times the mean for "
+            summary="No rebalance of run {{ $labels.run_id }} although layer {{ $labels.layer }} "
+            "stays uneven in {{ $labels.forward_mode }}",
+            description='The busiest rank got at least {{ $value | printf "%.1f" }} times the mean for '
             f"{config.rebalance_window} and the placement did not change.",
             dashboard="placement",
         ),
@@ -249,7 +249,7 @@ def _own(config: Config) -> tuple[Alert, ...]:
             hold="2m",
             severity=CRITICAL,
             summary="Rank {{ $labels.rank }} of run {{ $labels.run_id }} is missing",
-            description="{{ $value | printf \"%.0f\" }} steps in 5 minutes closed without it.",
+            description='{{ $value | printf "%.0f" }} steps in 5 minutes closed without it.',
             dashboard="collector_health",
         ),
         Alert(
@@ -258,7 +258,7 @@ def _own(config: Config) -> tuple[Alert, ...]:
             hold="5m",
             severity=WARNING,
             summary=f"The tracer at {at} drops steps ({{{{ $labels.reason }}}})",
-            description="{{ $value | printf \"%.0f\" }} sampled steps in 5 minutes were not sent.",
+            description='{{ $value | printf "%.0f" }} sampled steps in 5 minutes were not sent.',
             dashboard="collector_health",
         ),
         Alert(
@@ -276,13 +276,12 @@ def _own(config: Config) -> tuple[Alert, ...]:
             hold="5m",
             severity=WARNING,
             summary=f"The collector at {at} refuses series of {{{{ $labels.metric }}}}",
-            description="{{ $value | printf \"%.0f\" }} label sets in 10 minutes; details are in ClickHouse.",
+            description='{{ $value | printf "%.0f" }} label sets in 10 minutes; details are in ClickHouse.',
             dashboard="collector_health",
         ),
         Alert(
             name="MoeCollectorLagging",
-            expr=f"{rules.VERDICT_P99} > {config.verdict_latency_p99_s}\n"
-            f"or\n{rules.COLLECTOR_BACKLOG}",
+            expr=f"{rules.VERDICT_P99} > {config.verdict_latency_p99_s}\nor\n{rules.COLLECTOR_BACKLOG}",
             hold="5m",
             severity=WARNING,
             summary=f"The collector at {at} is behind",
@@ -296,7 +295,7 @@ def _own(config: Config) -> tuple[Alert, ...]:
             hold="2m",
             severity=CRITICAL,
             summary=f"The collector at {at} cannot write to ClickHouse",
-            description="{{ $value | printf \"%.0f\" }} failed writes in 5 minutes and no row stored.",
+            description='{{ $value | printf "%.0f" }} failed writes in 5 minutes and no row stored.',
             dashboard="collector_health",
         ),
     )

@@ -133,7 +133,9 @@ THROTTLED = PromQuery(
     expr=f"sum by (instance) (rate(moetrace_collector_throttled_total[{RATE}]))", legend="{{instance}}"
 )
 QUEUES = (
-    PromQuery(expr="sum by (instance) (moetrace_collector_pending)", legend="rank steps pending {{instance}}"),
+    PromQuery(
+        expr="sum by (instance) (moetrace_collector_pending)", legend="rank steps pending {{instance}}"
+    ),
     PromQuery(
         expr="sum by (instance) (moetrace_collector_sink_queue_steps)",
         legend="steps waiting for the sinks {{instance}}",
@@ -179,9 +181,7 @@ TRACER_STEPS = PromQuery(
     expr=f"sum by (instance, outcome) (rate(moetrace_self_steps_total[{RATE}]))",
     legend="{{instance}} {{outcome}}",
 )
-TRACER_QUEUE = PromQuery(
-    expr="sum by (instance) (moetrace_self_export_queue_steps)", legend="{{instance}}"
-)
+TRACER_QUEUE = PromQuery(expr="sum by (instance) (moetrace_self_export_queue_steps)", legend="{{instance}}")
 SITE_COVERAGE = PromQuery(expr=COVERAGE, legend="{{instance}}")
 SERIES_IN_USE = PromQuery(
     expr='count by (__name__) ({__name__=~"moetrace_expert_tokens_total|moetrace_expert_slot_tokens_total'

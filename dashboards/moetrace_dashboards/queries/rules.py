@@ -35,9 +35,7 @@ class RecordingRule:
 
 
 RECORDING_RULES = (
-    RecordingRule(
-        record=STEPS, expr="sum by (run_id, forward_mode) (rate(moetrace_step_seconds_count[5m]))"
-    ),
+    RecordingRule(record=STEPS, expr="sum by (run_id, forward_mode) (rate(moetrace_step_seconds_count[5m]))"),
     RecordingRule(
         record=STEP_P95,
         expr="histogram_quantile(0.95, sum by (run_id, forward_mode, le) "
@@ -103,8 +101,7 @@ RECORDING_RULES = (
     ),
     RecordingRule(
         record=COVERAGE,
-        expr="max_over_time(moetrace_self_seen_sites[5m]) "
-        "/ max_over_time(moetrace_self_expected_sites[5m])",
+        expr="max_over_time(moetrace_self_seen_sites[5m]) / max_over_time(moetrace_self_expected_sites[5m])",
     ),
     RecordingRule(
         record=VERDICT_P99,
@@ -115,7 +112,7 @@ RECORDING_RULES = (
 
 
 def with_hysteresis(alert: str, value: str, labels: str, *, high: float, low: float) -> str:
-    """Starts above `high`; once firing, stays until below `low`, so that a value at the edge does not flap."""
+    """Above `high`, and once firing until below `low`: a value at the edge does not flap."""
     firing = f'ALERTS{{alertname="{alert}", alertstate="firing"}}'
     return f"{value} > {high}\nor\n({value} > {low} and on ({labels}) {firing})"
 
@@ -170,14 +167,11 @@ def placement_error_regression(config: Config) -> str:
 
 def placement_churn(config: Config) -> str:
     """Changes in an hour over the budget."""
-    return (
-        "max by (run_id) (changes(moetrace_placement_version[1h])) "
-        f"> {config.placement_changes_per_hour}"
-    )
+    return f"max by (run_id) (changes(moetrace_placement_version[1h])) > {config.placement_changes_per_hour}"
 
 
 def rebalance_stalled(config: Config) -> str:
-    """Load over ranks uneven all of the window, placement known, there all of the window, and never changed."""
+    """Load over ranks uneven all of the window, with a known placement that never changed."""
     window = config.rebalance_window
     uneven = f"min_over_time({RANK_IMBALANCE}[{window}]) > {config.rebalance_imbalance}"
     still = (
@@ -190,9 +184,7 @@ def rebalance_stalled(config: Config) -> str:
 RANKS_MISSING = "sum by (run_id, rank) (increase(moetrace_missing_rank_steps_total[5m])) > 0"
 TRACER_DROPS = "sum by (job, instance, reason) (increase(moetrace_self_dropped_steps_total[5m])) > 0"
 SERIES_REFUSED = "sum by (job, instance, metric) (increase(moetrace_series_refused_total[10m])) > 0"
-COLLECTOR_BACKLOG = (
-    "sum by (job, instance) (increase(moetrace_collector_throttled_total[5m])) > 0"
-)
+COLLECTOR_BACKLOG = "sum by (job, instance) (increase(moetrace_collector_throttled_total[5m])) > 0"
 STORE_ERRORS = (
     'sum by (job, instance) (increase(moetrace_collector_sink_errors_total{sink="clickhouse"}[5m])) > 0\n'
     "unless on (job, instance)\n"

@@ -1,4 +1,4 @@
-"""vLLM on a CPU: a tiny Qwen3-MoE with random weights, in the engine's own process; every forward is a step."""
+"""vLLM on a CPU: a tiny Qwen3-MoE with random weights, in the engine's process; every forward is a step."""
 
 from __future__ import annotations
 
