@@ -33,9 +33,11 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python schemas/generate.py --check
+	$(BIN)/python schemas/generate_tables.py --check
 
 generate: setup
 	$(BIN)/python schemas/generate.py
+	$(BIN)/python schemas/generate_tables.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

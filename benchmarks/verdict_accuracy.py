@@ -160,9 +160,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the section of RESULTS.md")
     arguments = parser.parse_args()
     lines = [
-        "| noise | cause | fault | steps | precision | recall | clear | clear wrong | ambiguous (right) | cause right | "
-        + " | ".join(f"{rule} (rank)" for rule in RULES)
-        + " |",
+        "| noise | cause | fault | steps | precision | recall | clear | clear wrong | ambiguous (right) | "
+        "cause right | " + " | ".join(f"{rule} (rank)" for rule in RULES) + " |",
         "|" + "---|" * (10 + len(RULES)),
     ]
     for level, noise in NOISE.items():

@@ -1,6 +1,6 @@
 """Trace MoE code that no framework wrote: wrap its callables, or name its phases.
 
-    python examples/hand_written.py
+python examples/hand_written.py
 """
 
 import torch

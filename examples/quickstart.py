@@ -1,6 +1,6 @@
 """Trace a MoE model in one process: instrument, run, print one step. No collector, no download.
 
-    python examples/quickstart.py
+python examples/quickstart.py
 """
 
 import torch

@@ -60,17 +60,15 @@ def build(config: Config) -> Dashboard:
             "Bytes by size of exchange",
             "What one rank sends in one exchange, in powers of two: small ones are latency, large ones "
             "bandwidth.",
-            "short",
+            "s",
             sql.BYTES_BY_SIZE,
             width=12,
-            units={"bytes_sent": "bytes", "median_duration": "s"},
         ),
         rows(
             "Slowest exchanges by layer",
             "p50 and p99 of the transfer and the summed wait, by layer and phase.",
             "s",
             sql.SLOWEST_EXCHANGES,
-            units={"layer": "string"},
         ),
     )
     return assemble(

@@ -59,11 +59,10 @@ def build(config: Config) -> Dashboard:
         ),
         rows(
             "Worst steps",
-            "By what they would give back. A step's number leads to its ranks, a trace id to its trace.",
-            "short",
+            "By what they would give back. A click on a row leads to the step rank by rank, or to its trace.",
+            "s",
             sql.WORST_STEPS,
-            units={"duration": "s", "worth": "s", "step": "none", "trace_id": "string"},
-            column_links={"step": step_link(), "trace_id": trace_link(config)},
+            cell_links=[step_link(), trace_link(config)],
         ),
     )
     return assemble(

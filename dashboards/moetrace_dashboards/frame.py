@@ -70,36 +70,34 @@ def link_to(key: str, title: str) -> Link:
     )
 
 
-def step_link() -> dict[str, object]:
-    """From a cell with a step's number to that step."""
-    url = f"/d/{UIDS['critical_path']}?${{__url_time_range}}&${{run:queryparam}}&var-step=${{__value.raw}}"
-    return {"title": "this step, rank by rank", "url": url}
-
-
-def trace_link(config: Config) -> dict[str, object]:
-    """From a cell with a trace id to the trace: one span per rank."""
-    # quote() would also hide Grafana's own ${...}, so the pane is quoted around them.
-    query = '"queryType":"traceql",' if config.trace_datasource_type == "tempo" else ""
-    head, middle, tail = (
-        '{"a":{"datasource":"',
-        f'","queries":[{{"refId":"A",{query}"query":"',
-        '"}],"range":{"from":"now-1h","to":"now"}}}',
+def step_link() -> Link:
+    """From a row with a step's number to that step."""
+    url = (
+        f"/d/{UIDS['critical_path']}?${{__url_time_range}}&${{run:queryparam}}"
+        "&var-step=${__data.fields.step}"
     )
-    panes = f"{quote(head)}${{traces}}{quote(middle)}${{__value.raw}}{quote(tail)}"
-    return {"title": "the trace of this step", "url": f"/explore?schemaVersion=1&panes={panes}"}
+    return builders.DashboardLink("this step, rank by rank").type(models.DashboardLinkType.LINK).url(url)
 
 
-def _variables(
-    config: Config, *, with_layer: bool, with_step: bool
-) -> list[
+def trace_link(config: Config) -> Link:
+    """From a row with a trace id to the trace: one span per rank."""
+    # quote() would also hide Grafana's own ${...}, so the pane is quoted around them.
+    kind = '"queryType":"traceql",' if config.trace_datasource_type == "tempo" else ""
+    head = quote('{"a":{"datasource":"')
+    middle = quote(f'","queries":[{{"refId":"A",{kind}"query":"')
+    tail = quote('"}],"range":{"from":"now-1h","to":"now"}}}')
+    panes = f"{head}${{traces}}{middle}${{__data.fields.trace_id}}{tail}"
+    url = f"/explore?schemaVersion=1&panes={panes}"
+    return builders.DashboardLink("the trace of this step").type(models.DashboardLinkType.LINK).url(url)
+
+
+Variable = (
     builders.DatasourceVariable | builders.QueryVariable | builders.CustomVariable | builders.TextBoxVariable
-]:
-    variables: list[
-        builders.DatasourceVariable
-        | builders.QueryVariable
-        | builders.CustomVariable
-        | builders.TextBoxVariable
-    ] = [
+)
+
+
+def _variables(config: Config, *, with_layer: bool, with_step: bool) -> list[Variable]:
+    variables: list[Variable] = [
         builders.DatasourceVariable("prometheus").label("Prometheus").type(PROMETHEUS_TYPE),
         builders.DatasourceVariable("clickhouse").label("ClickHouse").type(CLICKHOUSE_TYPE),
         builders.DatasourceVariable("traces").label("Traces").type(config.trace_datasource_type),

@@ -200,13 +200,6 @@ def matrix(
                 )
             ]
         )
-        .override_by_name(
-            f"{row}\\{column}",
-            [
-                dashboard.DynamicConfigValue(id_val="unit", value="string"),
-                dashboard.DynamicConfigValue(id_val="custom.cellOptions", value={"type": "auto"}),
-            ],
-        )
     )
     return panel.repeat(repeat).max_per_row(2) if repeat else panel
 
@@ -218,16 +211,14 @@ def rows(
     query: Query,
     *,
     width: int = 24,
-    units: dict[str, str] | None = None,
-    column_links: dict[str, dict[str, object]] | None = None,
+    cell_links: Sequence[Link] = (),
 ) -> table.Panel:
-    """A table; `units` per column, `column_links` from a column's cells to somewhere else."""
+    """A table. Its numbers share the unit: Grafana's schema has no place for a unit per column.
+
+    So a query gives what has another unit as text. `cell_links` lead from any cell of a row elsewhere.
+    """
     panel = _table(title, description, unit, query, width)
-    for column, other in (units or {}).items():
-        panel = panel.override_by_name(column, [dashboard.DynamicConfigValue(id_val="unit", value=other)])
-    for column, link in (column_links or {}).items():
-        panel = panel.override_by_name(column, [dashboard.DynamicConfigValue(id_val="links", value=[link])])
-    return panel
+    return panel.data_links(list(cell_links)) if cell_links else panel
 
 
 def number(

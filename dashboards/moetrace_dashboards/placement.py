@@ -38,9 +38,8 @@ def build(config: Config) -> Dashboard:
         rows(
             "Before and after",
             "Steps, p50 and p95 by placement and forward mode, in the time shown.",
-            "none",
+            "s",
             sql.PLACEMENTS,
-            units={"p50": "s", "p95": "s"},
         ),
         rows(
             "Replicas that appeared",
@@ -58,7 +57,6 @@ def build(config: Config) -> Dashboard:
             "none",
             sql.REPLICA_USE,
             width=12,
-            units={"rows_received": "short"},
         ),
     )
     return assemble(

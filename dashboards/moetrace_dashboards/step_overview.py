@@ -53,10 +53,9 @@ def build(config: Config) -> Dashboard:
             "Suspects with layer and cause",
             "Steps and worth by rank, phase, layer and cause; an empty layer is a rank that is slow in "
             "all of them.",
-            "short",
+            "s",
             sql.TOP_SUSPECTS,
             width=24,
-            units={"worth": "s", "share": "percentunit"},
         ),
         lines("Causes", "Verdicts per second by cause.", "cps", [promql.CAUSES], width=8, stacked=True),
         lines(

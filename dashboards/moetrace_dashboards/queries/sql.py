@@ -1,5 +1,7 @@
 """SQL of panels, for Grafana's ClickHouse data source: its macros and Grafana's variables are in the text.
 
+The numbers of a table share one unit, so ids and counts beside seconds are text.
+
 Tables replace rows by key in the background, so everything reads FINAL, within one run and the time shown.
 """
 
@@ -18,16 +20,17 @@ _STEP = (
 """The step typed in, or the slowest one shown."""
 
 TOP_SUSPECTS = SqlQuery(
-    sql=f"""SELECT rank, phase, layer, cause, count() AS steps, sum(worth_ns) / 1e9 AS worth,
-       avg(share) AS share
+    sql=f"""SELECT toString(rank) AS rank, phase, toString(layer) AS layer, cause, toString(count()) AS steps,
+       concat(toString(round(100 * avg(share), 1)), ' %') AS share_of_extension,
+       sum(worth_ns) / 1e9 AS worth
 FROM moetrace.step_verdicts FINAL
 WHERE {_VERDICTS} AND evidence = 'clear' AND rank IS NOT NULL
 GROUP BY rank, phase, layer, cause
 ORDER BY worth DESC LIMIT 10"""
 )
 WORST_STEPS = SqlQuery(
-    sql=f"""SELECT v.step_time AS time, v.step AS step, v.step_ns / 1e9 AS duration, v.rank AS rank,
-       v.layer AS layer, v.phase AS phase, v.cause AS cause, v.evidence AS evidence,
+    sql=f"""SELECT v.step_time AS time, toString(v.step) AS step, v.step_ns / 1e9 AS duration,
+       toString(v.rank) AS rank, toString(v.layer) AS layer, v.phase AS phase, v.cause AS cause, v.evidence AS evidence,
        v.worth_ns / 1e9 AS worth, v.reason AS reason, r.trace_id AS trace_id
 FROM (SELECT * FROM moetrace.step_verdicts FINAL WHERE {_VERDICTS} ORDER BY worth_ns DESC LIMIT 50) AS v
 LEFT JOIN (SELECT step, any(trace_id) AS trace_id FROM moetrace.rank_steps
@@ -78,7 +81,8 @@ GROUP BY time, rank ORDER BY time, toUInt32(rank)"""
 )
 BYTES_BY_SIZE = SqlQuery(
     sql=f"""SELECT formatReadableSize(exp2(floor(log2(bytes)))) AS at_least, phase,
-       count() AS exchanges, sum(bytes) AS bytes_sent, quantile(0.5)(duration_ns) / 1e9 AS median_duration
+       toString(count()) AS exchanges, formatReadableSize(sum(bytes)) AS sent,
+       quantile(0.5)(duration_ns) / 1e9 AS median_duration
 FROM (SELECT phase, bytes, duration_ns FROM moetrace.phase_spans FINAL
       WHERE {_RUN} AND {_MODE} AND $__timeFilter(start_time) AND is_barrier = 1 AND bytes > 0)
 GROUP BY floor(log2(bytes)) AS bucket, at_least, phase ORDER BY bucket, phase"""
@@ -98,8 +102,8 @@ WHERE {_RUN} AND $__timeFilter(step_time) AND phase IN ('dispatch', 'combine')
 GROUP BY layer, phase ORDER BY p99 DESC LIMIT 20"""
 )
 PLACEMENTS = SqlQuery(
-    sql=f"""SELECT placement_version AS placement, forward_mode, min(v.step_time) AS first_step,
-       count() AS steps, quantile(0.5)(step_ns) / 1e9 AS p50, quantile(0.95)(step_ns) / 1e9 AS p95
+    sql=f"""SELECT toString(placement_version) AS placement, forward_mode, min(v.step_time) AS first_step,
+       toString(count()) AS steps, quantile(0.5)(step_ns) / 1e9 AS p50, quantile(0.95)(step_ns) / 1e9 AS p95
 FROM (SELECT step, step_time, step_ns, forward_mode FROM moetrace.step_verdicts FINAL
       WHERE {_VERDICTS}) AS v
 INNER JOIN (SELECT step, max(placement_version) AS placement_version FROM moetrace.rank_steps
