@@ -16,8 +16,19 @@ from collections.abc import Sequence
 
 from moetrace_collectors.errors import UsageError
 
-COMMANDS = ("demo", "collect", "query", "report", "analyze", "load", "replay", "migrate")
-EXTRAS = {name: "demo" if name == "demo" else "collector" for name in COMMANDS}
+COMMANDS = (
+    "demo",
+    "collect",
+    "query",
+    "report",
+    "analyze",
+    "load",
+    "replay",
+    "simulate",
+    "migrate",
+    "dashboards",
+)
+EXTRAS = {name: name if name in ("demo", "dashboards") else "collector" for name in COMMANDS}
 """The extra that brings what a command imports."""
 
 

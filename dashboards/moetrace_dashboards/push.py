@@ -1,0 +1,193 @@
+"""What Grafana has against what it should have, and the calls that make up the difference.
+
+Idempotent: a second push finds nothing to do. Alert rules are not pushed: they live in Prometheus, see the README.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from moetrace_dashboards.config import CLICKHOUSE_TYPE, FOLDER_TITLE, FOLDER_UID, PROMETHEUS_TYPE
+from moetrace_dashboards.grafana_api import TIMEOUT_S, GrafanaApi, PushError
+from moetrace_dashboards.queries.sql import PLACEMENT_EPOCHS
+
+ANNOTATION_TAGS = ["moetrace", "placement"]
+_SET_BY_GRAFANA = ("id", "version")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What should be in Grafana."""
+
+    dashboards: dict[str, dict[str, Any]]
+    """Name -> dashboard."""
+    prometheus_url: str = ""
+    """Empty: a data source of the type must be there."""
+    clickhouse: str = ""
+    """host:port of ClickHouse's HTTP interface; empty as above."""
+    collector_url: str = ""
+    """Where placement epochs are asked for; empty: no annotations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One thing to do."""
+
+    title: str
+    apply: Callable[[], None]
+    diff: str = field(default="")
+
+
+def plan(api: GrafanaApi, wanted: Wanted) -> list[Change]:
+    """Everything that differs, in the order in which it must be applied.
+
+    Raises:
+        PushError: Grafana or the collector cannot be asked, or a data source is missing.
+    """
+    api.check()
+    return [
+        *_datasources(api, wanted),
+        *_folder(api),
+        *_dashboards(api, wanted.dashboards),
+        *(_annotations(api, wanted.collector_url) if wanted.collector_url else ()),
+    ]
+
+
+def _datasources(api: GrafanaApi, wanted: Wanted) -> list[Change]:
+    there = api.datasources()
+    bodies = [
+        (PROMETHEUS_TYPE, "--prometheus-url", _prometheus(wanted.prometheus_url)),
+        (CLICKHOUSE_TYPE, "--clickhouse", _clickhouse(wanted.clickhouse)),
+    ]
+    changes = []
+    for kind, option, body in bodies:
+        if body is None:
+            if not any(source["type"] == kind for source in there):
+                raise PushError(f"no data source of type {kind} in {api.url}: add one, or give {option}")
+            continue
+        found = next((source for source in there if source["uid"] == body["uid"]), None)
+        if found is None:
+            changes.append(
+                Change(
+                    title=f"create data source {body['name']}",
+                    apply=lambda body=body: api.create_datasource(body),
+                )
+            )
+            continue
+        now = {key: found.get(key) for key in body}
+        # Grafana adds defaults of its own to the settings; only ours are compared.
+        settings = found.get("jsonData") or {}
+        now["jsonData"] = {key: settings.get(key) for key in body["jsonData"]}
+        if now != body:
+            changes.append(
+                Change(
+                    title=f"update data source {body['name']}",
+                    apply=lambda body=body: api.update_datasource(body["uid"], body),
+                    diff=_diff(now, body),
+                )
+            )
+    return changes
+
+
+def _prometheus(url: str) -> dict[str, Any] | None:
+    if not url:
+        return None
+    return {
+        "uid": "moetrace-prometheus",
+        "name": "moetrace Prometheus",
+        "type": PROMETHEUS_TYPE,
+        "access": "proxy",
+        "url": url,
+        "jsonData": {"httpMethod": "POST"},
+    }
+
+
+def _clickhouse(address: str) -> dict[str, Any] | None:
+    if not address:
+        return None
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise PushError(f"--clickhouse {address}: host:port expected, as in clickhouse:8123")
+    return {
+        "uid": "moetrace-clickhouse",
+        "name": "moetrace ClickHouse",
+        "type": CLICKHOUSE_TYPE,
+        "access": "proxy",
+        "url": "",
+        "jsonData": {"host": host, "port": int(port), "protocol": "http", "defaultDatabase": "moetrace"},
+    }
+
+
+def _folder(api: GrafanaApi) -> list[Change]:
+    if api.folder(FOLDER_UID) is not None:
+        return []
+    return [
+        Change(
+            title=f"create folder {FOLDER_TITLE}", apply=lambda: api.create_folder(FOLDER_UID, FOLDER_TITLE)
+        )
+    ]
+
+
+def _dashboards(api: GrafanaApi, dashboards: dict[str, dict[str, Any]]) -> list[Change]:
+    changes = []
+    for name, dashboard in dashboards.items():
+        found = api.dashboard(dashboard["uid"])
+        now = {} if found is None else _without(found["dashboard"])
+        moved = found is not None and found["meta"].get("folderUid") != FOLDER_UID
+        if found is None or moved or now != _without(dashboard):
+            changes.append(
+                Change(
+                    title=f"{'create' if found is None else 'update'} dashboard {name}",
+                    apply=lambda dashboard=dashboard: api.save_dashboard(dashboard, FOLDER_UID),
+                    diff=_diff(now, _without(dashboard)) if found is not None else "",
+                )
+            )
+    return changes
+
+
+def _annotations(api: GrafanaApi, collector_url: str) -> list[Change]:
+    there = {(note["time"], note["text"]) for note in api.annotations(ANNOTATION_TAGS)}
+    changes = []
+    for epoch in _placement_epochs(collector_url):
+        text = f"run {epoch['run_id']}: placement {epoch['placement']}"
+        time_ms = int(epoch["time_ms"])
+        if (time_ms, text) not in there:
+            changes.append(
+                Change(
+                    title=f"create annotation {text}",
+                    apply=lambda time_ms=time_ms, text=text: api.create_annotation(
+                        time_ms, text, ANNOTATION_TAGS
+                    ),
+                )
+            )
+    return changes
+
+
+def _placement_epochs(collector_url: str) -> list[dict[str, Any]]:
+    request = urllib.request.Request(
+        f"{collector_url.rstrip('/')}/?default_format=JSONEachRow&database=moetrace",
+        data=PLACEMENT_EPOCHS.encode(),
+        headers={"Content-Type": "text/plain; charset=utf-8"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            return [json.loads(line) for line in answer.read().decode().splitlines()]
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise PushError(f"no collector answers at {collector_url} ({reason}): check --collector") from error
+
+
+def _without(dashboard: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in dashboard.items() if key not in _SET_BY_GRAFANA}
+
+
+def _diff(now: dict[str, Any], wanted: dict[str, Any]) -> str:
+    texts = [json.dumps(side, indent=2, sort_keys=True).splitlines() for side in (now, wanted)]
+    return "\n".join(difflib.unified_diff(*texts, "in Grafana", "wanted", lineterm="", n=2))
