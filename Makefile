@@ -34,10 +34,12 @@ check: setup
 	$(BIN)/lint-imports
 	$(BIN)/python schemas/generate.py --check
 	$(BIN)/python schemas/generate_tables.py --check
+	$(BIN)/python -m moetrace_dashboards.build --check
 
 generate: setup
 	$(BIN)/python schemas/generate.py
 	$(BIN)/python schemas/generate_tables.py
+	$(BIN)/python -m moetrace_dashboards.build
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -100,7 +100,7 @@ def _load(config: Config) -> tuple[Alert, ...]:
         Alert(
             name="MoeTokensDropped",
             expr=f"{rules.LOST_PAIRS} > {config.dropped_ratio}",
-            hold="5m",
+            hold="10m",
             severity=CRITICAL,
             summary="Tokens are lost ({{ $labels.reason }}) in run {{ $labels.run_id }}",
             description="{{ $value | humanizePercentage }} of the (token, slot) pairs reach no expert: "
@@ -246,16 +246,16 @@ def _own(config: Config) -> tuple[Alert, ...]:
         Alert(
             name="MoeRanksMissing",
             expr=rules.RANKS_MISSING,
-            hold="2m",
+            hold="3m",
             severity=CRITICAL,
             summary="Rank {{ $labels.rank }} of run {{ $labels.run_id }} is missing",
-            description='{{ $value | printf "%.0f" }} steps in 5 minutes closed without it.',
+            description='{{ $value | printf "%.0f" }} steps in 2 minutes closed without it.',
             dashboard="collector_health",
         ),
         Alert(
             name="MoeTracerDropping",
             expr=rules.TRACER_DROPS,
-            hold="5m",
+            hold="10m",
             severity=WARNING,
             summary=f"The tracer at {at} drops steps ({{{{ $labels.reason }}}})",
             description='{{ $value | printf "%.0f" }} sampled steps in 5 minutes were not sent.',
@@ -273,7 +273,7 @@ def _own(config: Config) -> tuple[Alert, ...]:
         Alert(
             name="MoeSeriesBudgetExhausted",
             expr=rules.SERIES_REFUSED,
-            hold="5m",
+            hold="15m",
             severity=WARNING,
             summary=f"The collector at {at} refuses series of {{{{ $labels.metric }}}}",
             description='{{ $value | printf "%.0f" }} label sets in 10 minutes; details are in ClickHouse.',
@@ -282,7 +282,7 @@ def _own(config: Config) -> tuple[Alert, ...]:
         Alert(
             name="MoeCollectorLagging",
             expr=f"{rules.VERDICT_P99} > {config.verdict_latency_p99_s}\nor\n{rules.COLLECTOR_BACKLOG}",
-            hold="5m",
+            hold="10m",
             severity=WARNING,
             summary=f"The collector at {at} is behind",
             description="Verdicts come late (p99 over "

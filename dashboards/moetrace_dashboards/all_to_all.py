@@ -64,11 +64,19 @@ def build(config: Config) -> Dashboard:
             sql.BYTES_BY_SIZE,
             width=12,
         ),
+        lines(
+            "Overlap",
+            "Share of the exchanges' time, waits included, that other work of the same rank hides. Zero on "
+            "one stream: nothing runs beside an exchange.",
+            "percentunit",
+            [promql.HIDDEN_SHARE],
+        ),
         rows(
             "Slowest exchanges by layer",
             "p50 and p99 of the transfer and the summed wait, by layer and phase.",
             "s",
             sql.SLOWEST_EXCHANGES,
+            width=12,
         ),
     )
     return assemble(

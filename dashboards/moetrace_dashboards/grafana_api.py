@@ -1,7 +1,7 @@
 """The few calls of Grafana's HTTP API that a push needs.
 
-On the standard library: the client package for this API replaces urllib3 in the same environment, on which the
-store's and the exporter's clients stand.
+On the standard library: the client package for this API replaces urllib3 in the same environment, and the
+clients of the store and of the exporter need that one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What Grafana has against what it should have, and the calls that make up the difference.
 
-Idempotent: a second push finds nothing to do. Alert rules are not pushed: they live in Prometheus, see the README.
+Idempotent: a second push finds nothing to do. Alert rules live in Prometheus and are not pushed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from moetrace_dashboards.config import CLICKHOUSE_TYPE, FOLDER_TITLE, FOLDER_UID, PROMETHEUS_TYPE
@@ -77,7 +78,7 @@ def _datasources(api: GrafanaApi, wanted: Wanted) -> list[Change]:
             changes.append(
                 Change(
                     title=f"create data source {body['name']}",
-                    apply=lambda body=body: api.create_datasource(body),
+                    apply=partial(api.create_datasource, body),
                 )
             )
             continue
@@ -89,7 +90,7 @@ def _datasources(api: GrafanaApi, wanted: Wanted) -> list[Change]:
             changes.append(
                 Change(
                     title=f"update data source {body['name']}",
-                    apply=lambda body=body: api.update_datasource(body["uid"], body),
+                    apply=partial(api.update_datasource, body["uid"], body),
                     diff=_diff(now, body),
                 )
             )
@@ -130,7 +131,7 @@ def _folder(api: GrafanaApi) -> list[Change]:
         return []
     return [
         Change(
-            title=f"create folder {FOLDER_TITLE}", apply=lambda: api.create_folder(FOLDER_UID, FOLDER_TITLE)
+            title=f"create folder {FOLDER_TITLE}", apply=partial(api.create_folder, FOLDER_UID, FOLDER_TITLE)
         )
     ]
 
@@ -145,7 +146,7 @@ def _dashboards(api: GrafanaApi, dashboards: dict[str, dict[str, Any]]) -> list[
             changes.append(
                 Change(
                     title=f"{'create' if found is None else 'update'} dashboard {name}",
-                    apply=lambda dashboard=dashboard: api.save_dashboard(dashboard, FOLDER_UID),
+                    apply=partial(api.save_dashboard, dashboard, FOLDER_UID),
                     diff=_diff(now, _without(dashboard)) if found is not None else "",
                 )
             )
@@ -162,9 +163,7 @@ def _annotations(api: GrafanaApi, collector_url: str) -> list[Change]:
             changes.append(
                 Change(
                     title=f"create annotation {text}",
-                    apply=lambda time_ms=time_ms, text=text: api.create_annotation(
-                        time_ms, text, ANNOTATION_TAGS
-                    ),
+                    apply=partial(api.create_annotation, time_ms, text, ANNOTATION_TAGS),
                 )
             )
     return changes
@@ -189,5 +188,5 @@ def _without(dashboard: dict[str, Any]) -> dict[str, Any]:
 
 
 def _diff(now: dict[str, Any], wanted: dict[str, Any]) -> str:
-    texts = [json.dumps(side, indent=2, sort_keys=True).splitlines() for side in (now, wanted)]
-    return "\n".join(difflib.unified_diff(*texts, "in Grafana", "wanted", lineterm="", n=2))
+    before, after = (json.dumps(side, indent=2, sort_keys=True).splitlines() for side in (now, wanted))
+    return "\n".join(difflib.unified_diff(before, after, "in Grafana", "wanted", lineterm="", n=2))

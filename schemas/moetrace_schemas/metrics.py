@@ -297,6 +297,14 @@ EXCHANGE_TRANSFER_SECONDS = MetricSpec(
     max_series=128,
     side="collector",
 )
+EXCHANGE_RANK_SECONDS_TOTAL = MetricSpec(
+    name="moetrace_exchange_rank_seconds_total",
+    kind="counter",
+    help="Time in exchanges, waits included, summed over ranks: exposed, or hidden by a lower stream of the same rank.",
+    labels=("run_id", "phase", "overlap",),
+    max_series=256,
+    side="collector",
+)
 EXCHANGE_ROWS_TOTAL = MetricSpec(
     name="moetrace_exchange_rows_total",
     kind="counter",
@@ -438,6 +446,7 @@ ALL: tuple[MetricSpec, ...] = (
     CRITICAL_CAUSE_STEPS_TOTAL,
     MISSING_RANK_STEPS_TOTAL,
     EXCHANGE_TRANSFER_SECONDS,
+    EXCHANGE_RANK_SECONDS_TOTAL,
     EXCHANGE_ROWS_TOTAL,
     PLACEMENT_VERSION,
     PLACEMENT_PREVIOUS_VERSION,

@@ -14,6 +14,7 @@ import pytest
 from integration.collector_process import CollectorProcess, collector
 from moetrace_collectors.testing import SyntheticRun, request
 from moetrace_dashboards.build import GENERATED
+from moetrace_dashboards.queries.sql import PLACEMENT_EPOCHS
 from moetrace_schemas.enums import ForwardMode, Phase
 
 NUM_STEPS = 40
@@ -39,6 +40,7 @@ VARIABLES = {
     "${step}": "",
 }
 INTERVAL_S = 15
+EPOCHS = "placement epochs of a push"
 
 
 def expand(sql: str) -> str:
@@ -81,7 +83,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
             assert process.send(request(ranks)).status == 200
         # The sink writes all tables of a batch before it counts the verdicts' rows.
         wait_for_rows(process, "SELECT count() AS n FROM step_verdicts FINAL", NUM_STEPS)
-        return {title: ask_sql(process, expand(sql)) for title, sql in PANELS.items()}
+        found = {title: ask_sql(process, expand(sql)) for title, sql in PANELS.items()}
+        return {**found, EPOCHS: ask_sql(process, PLACEMENT_EPOCHS)}
 
 
 def ask_sql(process: CollectorProcess, sql: str) -> list[dict[str, Any]]:
@@ -166,3 +169,12 @@ def test_placements_are_told_apart(answers: dict[str, list[dict[str, Any]]]) -> 
     ]
     assert {int(row["replicas_that_appeared"]) for row in answers["Replicas that appeared"]} == {0}
     assert {int(row["replicas"]) for row in answers["Use of replicas"]} == {1}
+
+
+def test_a_push_finds_the_first_step_of_each_placement(answers: dict[str, list[dict[str, Any]]]) -> None:
+    """One row per run and epoch, at the earliest start over ranks."""
+    start_ms = RUN.start_unix_ns // 10**6
+    assert answers[EPOCHS] == [
+        {"run_id": "sql", "placement": 1, "time_ms": str(start_ms)},
+        {"run_id": "sql", "placement": 2, "time_ms": str(start_ms + CHANGED_AT * 10)},
+    ]

@@ -16,6 +16,7 @@ from moetrace_collectors.events import CollectorEvent
 from moetrace_collectors.model import IntArray, RankStep, StepVerdict
 from moetrace_collectors.series import EXCHANGE_BUCKETS, SeriesBook
 from moetrace_collectors.sinks.base import StepResult
+from moetrace_collectors.sinks.exchange_overlap import exchange_time_ns
 from moetrace_collectors.sinks.exchange_scope import rows_by_scope
 from moetrace_schemas import metrics
 from moetrace_schemas.enums import COUNT_KIND_BY_CODE, CountKind, Evidence, Phase
@@ -77,6 +78,7 @@ class PrometheusSink:
         self._missing = book.counter(metrics.MISSING_RANK_STEPS_TOTAL)
         self._exchange_transfer = book.histogram(metrics.EXCHANGE_TRANSFER_SECONDS, EXCHANGE_BUCKETS)
         self._exchange_rows = book.counter(metrics.EXCHANGE_ROWS_TOTAL)
+        self._exchange_time = book.counter(metrics.EXCHANGE_RANK_SECONDS_TOTAL)
         self._placement = book.gauge(metrics.PLACEMENT_VERSION)
         self._previous_placement = book.gauge(metrics.PLACEMENT_PREVIOUS_VERSION)
         self._run_info = book.gauge(metrics.RUN_INFO)
@@ -157,6 +159,8 @@ class PrometheusSink:
     def _take_run(self, run_id: str, rank_steps: tuple[RankStep, ...]) -> None:
         for (phase, scope), rows in rows_by_scope(rank_steps).items():
             self._exchange_rows.add(rows, (run_id, phase, scope))
+        for (phase, overlap), time_ns in exchange_time_ns(rank_steps).items():
+            self._exchange_time.add(time_ns / NS_PER_S, (run_id, phase, overlap))
         first = rank_steps[0]
         self._run_info.set(1, (run_id, first.model_name, first.model_version))
         # Ranks switch within a step of each other; the newest epoch is the one being rolled out.

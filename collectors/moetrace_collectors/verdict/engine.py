@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from moetrace_collectors.model import JoinedStep, StepVerdict, Suspect
 from moetrace_collectors.verdict.attribution import blame
 from moetrace_collectors.verdict.cause import cause_of, explained_cells
-from moetrace_collectors.verdict.evidence import MATERIAL, Grade, grade, link_grade
+from moetrace_collectors.verdict.evidence import MATERIAL, Grade, beside_link, grade, link_grade
 from moetrace_collectors.verdict.frontier import (
     GroupFrontier,
     barrier_results,
@@ -111,9 +111,11 @@ def _find(
     if keep:
         links = [e for f in complete for e in memory.transfers.observe(f, MATERIAL * step_ns)]
         link = max(links, key=lambda excess: excess.excess_ns, default=None)
-        if link is not None and link.excess_ns > _outweighs(suspect, cause):
+        if link is not None and link.excess_ns > _outweighs(suspect, cause, graded.evidence):
             graded, cause = link_grade(link, step_ns), Cause.LINK
             suspect, runner_up = None, suspect
+        elif link is not None and suspect is not None and link.excess_ns > _outweighs(suspect, cause):
+            graded = beside_link(graded, link, step_ns)
         for frontier in complete:
             memory.gemms.add(frontier)
         if len(complete) == len(frontiers) and not joined.missing_ranks and step_ns > 0:
@@ -121,13 +123,14 @@ def _find(
     return _Finding(graded=graded, suspect=suspect, runner_up=runner_up, cause=cause), frontiers
 
 
-def _outweighs(suspect: Suspect | None, cause: Cause) -> float:
+def _outweighs(suspect: Suspect | None, cause: Cause, evidence: Evidence | None = None) -> float:
     """The excess of transfers up to which a suspect remains what extended the step most, ns."""
     if suspect is None:
         return 0.0
-    # Rows that make one rank's experts slow make its exchanges long as well: one cause, not two.
-    skewed = cause in (Cause.ROUTING, Cause.PLACEMENT)
-    return suspect.worth_ns * (2.0 if skewed else 1.0)
+    # Rows that make one rank's experts slow make its exchanges long as well: one cause, not two. And a
+    # rank that stands out clearly is what can be acted on, even where a transfer was somewhat longer.
+    named = cause in (Cause.ROUTING, Cause.PLACEMENT) or evidence is Evidence.CLEAR
+    return suspect.worth_ns * (2.0 if named else 1.0)
 
 
 def _complete(frontier: GroupFrontier) -> bool:

@@ -9,7 +9,7 @@ material, that the waits confirm it, and that no other is as large.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -112,12 +112,22 @@ def grade(
 
 def link_grade(link: LinkExcess, step_ns: int) -> Grade:
     """The evidence where slow transfers outweigh every rank: the cause is told, the rank is not."""
-    where = "" if link.layer is None else f" of layer {link.layer}"
-    reason = (
-        f"The {link.phase} transfers{where} are {link.excess_ns / step_ns:.1%} of the step above their own "
-        "history on all ranks alike, so durations cannot tell whose link is slow."
-    )
+    reason = f"The {_slow_link(link, step_ns)}, so durations cannot tell whose link is slow."
     return Grade(evidence=Evidence.INSUFFICIENT, reason=reason)
+
+
+def beside_link(graded: Grade, link: LinkExcess, step_ns: int) -> Grade:
+    """The evidence where a rank stands out and slow transfers cost somewhat more: it is named with doubt."""
+    reason = f"{graded.reason} But the {_slow_link(link, step_ns)}."
+    return replace(graded, evidence=Evidence.AMBIGUOUS, reason=reason)
+
+
+def _slow_link(link: LinkExcess, step_ns: int) -> str:
+    where = "" if link.layer is None else f" of layer {link.layer}"
+    part = link.excess_ns / step_ns
+    return (
+        f"{link.phase} transfers{where} are {part:.1%} of the step above their own history on all ranks alike"
+    )
 
 
 def _largest(values: FloatArray) -> list[Cell]:

@@ -105,6 +105,13 @@ ROWS_BY_SCOPE = PromQuery(
     legend="{{scope}}",
 )
 
+HIDDEN_SHARE = PromQuery(
+    expr="sum by (phase) (rate(moetrace_exchange_rank_seconds_total"
+    f'{{{RUN}, overlap="hidden"}}[{RATE}]))\n'
+    f"/ {_rate('moetrace_exchange_rank_seconds_total', RUN, 'phase')}",
+    legend="{{phase}}",
+)
+
 # --- placement ---------------------------------------------------------------------------------
 PLACEMENT_VERSION = PromQuery(
     expr=f"max by (run_id) (moetrace_placement_version{{{RUN}}})", legend="placement in use"

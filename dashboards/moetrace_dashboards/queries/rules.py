@@ -181,7 +181,8 @@ def rebalance_stalled(config: Config) -> str:
     return f"{uneven}\nand on (run_id) ({still})\nand on (run_id, forward_mode) {STEPS} > 0"
 
 
-RANKS_MISSING = "sum by (run_id, rank) (increase(moetrace_missing_rank_steps_total[5m])) > 0"
+RANKS_MISSING = "sum by (run_id, rank) (increase(moetrace_missing_rank_steps_total[2m])) > 0"
+"""Windows are shorter than the hold of their alert: a single event, as at the end of a run, wakes nobody."""
 TRACER_DROPS = "sum by (job, instance, reason) (increase(moetrace_self_dropped_steps_total[5m])) > 0"
 SERIES_REFUSED = "sum by (job, instance, metric) (increase(moetrace_series_refused_total[10m])) > 0"
 COLLECTOR_BACKLOG = "sum by (job, instance) (increase(moetrace_collector_throttled_total[5m])) > 0"

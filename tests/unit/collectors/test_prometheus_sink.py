@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -12,11 +13,21 @@ from moetrace_collectors.model import BarrierResult, JoinedStep, LayerLoad, Step
 from moetrace_collectors.self_metrics import SelfMetrics, make_registry
 from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import StepResult
+from moetrace_collectors.sinks.exchange_overlap import exchange_time_ns
 from moetrace_collectors.sinks.exchange_scope import rows_by_scope
 from moetrace_collectors.sinks.prometheus import MAX_RUNS, PrometheusSink
 from moetrace_collectors.testing import SyntheticRun
 from moetrace_schemas import metrics
-from moetrace_schemas.enums import Cause, ClosedBy, Direction, Evidence, ForwardMode, Phase, RejectReason
+from moetrace_schemas.enums import (
+    PHASE_CODE,
+    Cause,
+    ClosedBy,
+    Direction,
+    Evidence,
+    ForwardMode,
+    Phase,
+    RejectReason,
+)
 
 RUN = SyntheticRun(run_id="r", world_size=2, num_layers=2, num_experts=4, num_pairs=8)
 BARRIER = BarrierResult(
@@ -118,6 +129,8 @@ def test_a_step_becomes_seconds_by_phase_rank_and_cause() -> None:
         'moetrace_exchange_transfer_seconds_sum{forward_mode="train",phase="dispatch",run_id="r"}': 0.5,
         'moetrace_exchange_rows_total{phase="dispatch",run_id="r",scope="same_rank"}': 16,
         'moetrace_exchange_rows_total{phase="dispatch",run_id="r",scope="same_node"}': 16,
+        'moetrace_exchange_rank_seconds_total{overlap="exposed",phase="combine",run_id="r"}': 0.00040147,
+        'moetrace_exchange_rank_seconds_total{overlap="exposed",phase="dispatch",run_id="r"}': 0.000403855,
         'moetrace_run_info{model_name="synthetic-moe",model_version="",run_id="r"}': 1,
         'moetrace_routed_pairs_total{forward_mode="train",run_id="r"}': 32,
         **{
@@ -259,3 +272,21 @@ def test_rows_are_told_apart_by_how_far_they_travel() -> None:
         ("dispatch", "cross_node"): 12,
     }
     assert rows_by_scope(steps[:1]) == {("dispatch", "same_rank"): 3, ("dispatch", "unknown"): 6}
+
+
+def test_an_exchange_beside_compute_is_hidden() -> None:
+    """On a stream of its own it is hidden as far as the compute stream is busy; on one stream nothing is."""
+    (rank,) = SyntheticRun(world_size=1, num_layers=1).step(0)
+    columns = rank.phases
+    dispatch = columns.phase == PHASE_CODE[Phase.DISPATCH]
+    duration = int(columns.duration_ns[dispatch].sum())
+    alone = exchange_time_ns((rank,))
+    assert (alone["dispatch", "exposed"], alone["dispatch", "hidden"]) == (duration, 0)
+    # The exchange moves to stream 1 and begins with the step, where the compute stream is busy.
+    beside = replace(
+        columns,
+        stream=np.where(dispatch, 1, columns.stream),
+        start_offset_ns=np.where(dispatch, 0, columns.start_offset_ns),
+    )
+    hidden = exchange_time_ns((replace(rank, phases=beside),))
+    assert (hidden["dispatch", "exposed"], hidden["dispatch", "hidden"]) == (0, duration)
