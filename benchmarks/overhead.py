@@ -2,8 +2,9 @@
 
 Rows: the bare call, and the same call under an instance-forward wrapper of moetrace (off: nothing is
 wrapped, as with enabled=False or after uninstrument; idle: wrapped, no step open; sampled out: inside a
-step that is not sampled; on: inside a sampled step), a module-hook pair that does nothing, `torch.profiler.record_function` with the profiler off, and an OpenTelemetry
-SDK span with five attributes.
+step that is not sampled; on: inside a sampled step), a module-hook pair that does nothing,
+`torch.profiler.record_function` with the profiler off, and an OpenTelemetry SDK span with five
+attributes.
 
 All rows are interleaved round by round, so that a machine that changes speed changes it for all; per
 row the median over rounds is quoted, net of the bare call of the same round, and ratios are medians of

@@ -14,10 +14,10 @@ blackholed (accepts, never answers).
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import random
 import socket
 import statistics
-import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -42,11 +42,19 @@ class Accept(BaseHTTPRequestHandler):
         return None
 
 
-def good_server() -> str:
-    """Address of a server that takes everything."""
+def serve(port: Any) -> None:
+    """A server that takes everything; tells its port through a queue."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Accept)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return f"http://127.0.0.1:{server.server_port}"
+    port.put(server.server_port)
+    server.serve_forever()
+
+
+def good_server() -> str:
+    """Address of such a server in a process of its own, as a collector is."""
+    context = multiprocessing.get_context("spawn")
+    port = context.Queue()
+    context.Process(target=serve, args=(port,), daemon=True).start()
+    return f"http://127.0.0.1:{port.get()}"
 
 
 def blackhole() -> tuple[str, socket.socket]:

@@ -93,6 +93,7 @@ class CollectorProcess:
         give_up = time.monotonic() + COLLECTOR_START_S
         while time.monotonic() < give_up:
             if self.process.poll() is not None:
+                self.process = None
                 raise DemoFailedError(f"the collector ended at once: {_tail(self.log)} (log: {self.log})")
             address = self._address()
             if address and _answers(address):
@@ -114,8 +115,13 @@ class CollectorProcess:
             DemoFailedError: it did not stop in time, or not cleanly.
         """
         process = self.process
-        if process is None or process.poll() is not None:
+        if process is None:
             return
+        if process.poll() is not None:
+            raise DemoFailedError(
+                f"the collector {ending(process.returncode)} during the run: what came after is not stored "
+                f"(log: {self.log})"
+            )
         process.send_signal(signal.SIGTERM)
         try:
             code = process.wait(COLLECTOR_STOP_S)
@@ -202,8 +208,9 @@ class RankProcesses:
             for rank, process in enumerate(self._processes):
                 if process.poll() not in (None, 0):
                     raise DemoFailedError(
-                        f"rank {rank} ended with code {process.returncode} after step {done[rank]}: "
-                        f"{_tail(self._log(rank))} (log: {self._log(rank)})"
+                        f"rank {rank} {ending(process.returncode)} after step {done[rank]}"
+                        f"{_why(process.returncode, self._log(rank))} (log: {self._log(rank)}); "
+                        f"what was joined until then: moetrace report --dir {self._directory}"
                     )
             time.sleep(0.1)
         for reader in self._readers:
@@ -226,6 +233,21 @@ class RankProcesses:
 
     def _log(self, rank: int) -> Path:
         return self._directory / f"rank-{rank}.log"
+
+
+def ending(code: int | None) -> str:
+    """How a process ended, for people: by its exit code, or by a signal."""
+    if code is not None and code < 0:
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+    return f"ended with code {code}"
+
+
+def _why(code: int | None, log: Path) -> str:
+    # A killed process had no chance to say why; its last line is about something else.
+    return "" if code is not None and code < 0 else f": {_tail(log)}"
 
 
 def _answers(address: str) -> bool:

@@ -119,17 +119,13 @@ class QueryRunner(Protocol):
 class EmbeddedQueryRunner:
     """Queries of the embedded engine that this process has open."""
 
-    def __init__(
-        self, address: StoreAddress, *, database: str, limits: QueryLimits, guarded: bool = True
-    ) -> None:
+    def __init__(self, address: StoreAddress, *, database: str, limits: QueryLimits) -> None:
         """Take the engine's address; nothing is opened before the first query.
 
         Args:
             address: of an embedded store.
             database: where names without a database are looked up.
             limits: of each query.
-            guarded: also refuse what `readonly` lets through (query_guard). False for a person's own
-                process, which can read their files anyway.
         """
         try:
             import chdb
@@ -139,15 +135,13 @@ class EmbeddedQueryRunner:
         self._path = os.path.realpath(str(address.embedded_path))
         self._database = database
         self._limits = limits
-        self._guarded = guarded
         self._slots = threading.BoundedSemaphore(limits.max_concurrent)
 
     def run(self, query: Query) -> bytes:
         """See QueryRunner."""
         database = query.database or self._database
         _check(query, database)
-        if self._guarded:
-            _guard(query)
+        _guard(query)
         if not self._slots.acquire(timeout=1.0):
             raise QueryError("too many queries at once: try again", status=503)
         try:

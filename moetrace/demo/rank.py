@@ -19,6 +19,7 @@ from moetrace.demo.plan import Injection, ModelSpec, Plan
 from moetrace_schemas.enums import Phase
 
 WARMUP_STEPS = 5
+"""At most; of a very short run a quarter."""
 BATCH = 4
 LENGTH = 96
 
@@ -88,7 +89,7 @@ def run(plan: Plan, options: Any) -> None:
         model_name=plan.model.name,
         model_version="random-0",
         cohorts=COHORTS,
-        warmup_steps=WARMUP_STEPS,
+        warmup_steps=min(WARMUP_STEPS, plan.steps // 4),
         forward_mode="prefill",
     )
     report = moetrace.instrument(model, strict=True)

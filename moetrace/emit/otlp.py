@@ -36,6 +36,8 @@ BATCH = 32
 """Records per request."""
 ATTEMPTS = 8
 """Tries of one batch before it is dropped: a batch that the collector refuses must not block the rest."""
+LINGER_S = 0.25
+"""How long a record may wait for others to share its request; the verdict is due within a second."""
 FIRST_BACKOFF_S = 0.2
 LONGEST_BACKOFF_S = 5.0
 
@@ -85,6 +87,8 @@ class OtlpEmitter:
         self._queue: deque[StepRecord] = deque()
         self._lock = threading.Lock()
         self._wake = threading.Event()
+        self._full = threading.Event()
+        self._enough = min(BATCH, max(1, config.queue_steps // 2))
         self._stop = threading.Event()
         self._deadline = float("inf")
         self._in_flight = 0
@@ -101,12 +105,15 @@ class OtlpEmitter:
                 self._metrics.drop(DropReason.EXPORT_QUEUE_FULL)
             self._queue.append(record)
             self._metrics.queue_steps = len(self._queue)
+            if len(self._queue) >= self._enough:
+                self._full.set()
         self._wake.set()
 
     def close(self, deadline_monotonic_s: float) -> bool:
         """Send what is queued until the deadline; the rest is dropped and counted."""
         self._deadline = deadline_monotonic_s
         self._stop.set()
+        self._full.set()
         self._wake.set()
         self._thread.join(max(0.0, deadline_monotonic_s - time.monotonic()))
         with self._lock:
@@ -129,6 +136,9 @@ class OtlpEmitter:
             while True:
                 self._wake.wait()
                 self._wake.clear()
+                # A request costs more than what it carries: give the next steps a moment to join it.
+                self._full.wait(LINGER_S)
+                self._full.clear()
                 while batch := self._take():
                     self._send(batch)
                 if self._stop.is_set():

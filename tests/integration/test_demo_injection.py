@@ -12,17 +12,18 @@ from integration.demo_runs import run_demo, share_named
 pytestmark = pytest.mark.multirank
 STEPS = "45"
 TRIES = 3
-"""A machine that others load at that moment slows ranks by itself, and naming those is right: try again then."""
+"""A machine that others load slows ranks by itself, and naming those is right: try again then."""
 
 
 def best_share_named(tmp_path: Path, wanted: float, rank: int, phase: str, *options: str) -> float:
-    """Share of steps that name the injected place; the best of some tries, the first that is enough ends them."""
+    """Share of steps that name the injected place: the best of some tries, or the first that is enough."""
     best = 0.0
     for number in range(TRIES):
         document = run_demo(
-            tmp_path / f"run-{number}", "--steps", STEPS, "--inject", f"rank={rank},phase={phase},{options[-1]}",
+            tmp_path / f"run-{number}",
+            *("--steps", STEPS, "--inject", f"rank={rank},phase={phase},{options[-1]}"),
             *options[:-1],
-        )  # fmt: skip
+        )
         check_delay_against_step(document, options[-1])
         best = max(best, share_named(document, rank, phase))
         if best >= wanted:

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
 import sys
 import time
 from datetime import datetime
@@ -72,6 +73,12 @@ def run(arguments: argparse.Namespace) -> int:
     plan = make_plan(arguments.model, arguments.ranks, arguments.steps, arguments.inject)
     directory = _make_directory(arguments.dir, arguments.model)
     say = _Speaker()
+    cores = os.cpu_count() or 1
+    if arguments.ranks > cores:
+        say(
+            f"note: {arguments.ranks} ranks share {cores} cores here, so ranks also wait for a core, and "
+            f"small delays drown in that; --ranks {cores} gives quieter figures"
+        )
     started = time.monotonic()
     collector = CollectorProcess(directory)
     keep = False
@@ -92,8 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"moetrace: {error}", file=sys.stderr)
         return 1
     finally:
-        if not keep:
-            _stop(collector, DemoFailedError)
+        stopped = keep or _stop(collector, DemoFailedError)
     sent = sum(outcome.exported for outcome in outcomes)
     say(f"ranks: done, {sent} rank steps sent in {time.monotonic() - started:.0f} s; joining and judging")
     report = _report(directory, sent, keep_running=keep)
@@ -101,14 +107,34 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"no step was sampled (--sample {arguments.sample}, {arguments.steps} steps): nothing to judge")
         return 1
     _show(arguments, directory, report, outcomes, address if keep else None)
-    return 0
+    lost = sum(outcome.sampled - outcome.exported for outcome in outcomes)
+    if lost:
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(_drops(outcomes).items()))
+        say(f"{lost} of {sent + lost} sampled rank steps were not delivered to the collector ({reasons})")
+    return 0 if stopped and not lost else 1
 
 
-def _stop(collector: Any, failure: type[Exception]) -> None:
+def _stop(collector: Any, failure: type[Exception]) -> bool:
+    """Stop the collector; says what went wrong, and returns whether all was well."""
     try:
         collector.stop()
     except failure as error:
         print(f"moetrace: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def _drops(outcomes: list[RankOutcome]) -> dict[str, int]:
+    drops: dict[str, int] = {}
+    for outcome in outcomes:
+        for reason, count in outcome.dropped.items():
+            drops[reason] = drops.get(reason, 0) + count
+    return drops
+
+
+def _program() -> str:
+    """How to call this command again: by name where the shell finds it, else as it was called."""
+    return "moetrace" if shutil.which("moetrace") else shlex.quote(os.path.relpath(sys.argv[0]))
 
 
 def _check_sample(text: str) -> None:
@@ -163,10 +189,6 @@ def _show(
     outcomes: list[RankOutcome],
     address: str | None,
 ) -> None:
-    drops: dict[str, int] = {}
-    for outcome in outcomes:
-        for reason, count in outcome.dropped.items():
-            drops[reason] = drops.get(reason, 0) + count
     if arguments.json:
         from moetrace_collectors.views.document import build_document, dump_document
 
@@ -175,7 +197,7 @@ def _show(
             report.summary,
             store=str(directory.store_path),
             report=str(report.path),
-            tracer_drops=drops,
+            tracer_drops=_drops(outcomes),
         )
         sys.stdout.write(dump_document(document) + "\n")
         if address:
@@ -194,21 +216,16 @@ def _show(
         report=str(report.path),
         commands=_next_commands(arguments, directory, address),
     )
-    cores = os.cpu_count() or 1
-    if arguments.ranks > cores:
-        console.print(
-            f"note: {arguments.ranks} ranks share {cores} cores here, so ranks also wait for a core; "
-            f"small delays drown in that. --ranks {cores} gives quieter figures.",
-            style="dim",
-        )
 
 
 def _next_commands(arguments: argparse.Namespace, directory: RunDirectory, address: str | None) -> list[str]:
-    where = shlex.quote(str(directory.path))
+    where, program = shlex.quote(str(directory.path)), _program()
     top = "SELECT step, evidence, rank, phase, worth_ns FROM step_verdicts ORDER BY worth_ns DESC LIMIT 10"
-    commands = [f'moetrace query --dir {where} "{top}"', f"moetrace report --dir {where}"]
-    if not arguments.inject:
-        commands.append("moetrace demo --inject rank=1,phase=expert_gemm,delay_ms=30,layer=1")
+    commands = [f'{program} query --dir {where} "{top}"', f"{program} report --dir {where}"]
+    if not arguments.inject and arguments.ranks > 1:
+        # A fault to find, with as many ranks as the machine has cores for.
+        quiet = f" --ranks {min(2, arguments.ranks)}"
+        commands.insert(0, f"{program} demo{quiet} --inject rank=1,phase=expert_gemm,delay_ms=30,layer=1")
     if address:
         commands += [f"curl {address}/metrics", f"kill {_owner_pid(directory)}   # stops the collector"]
     return commands

@@ -91,7 +91,7 @@ def _embedded(directory: RunDirectory, address: StoreAddress, query: Query) -> b
     try:
         client = open_client(address)
         try:
-            runner = EmbeddedQueryRunner(address, database=query.database, limits=LIMITS, guarded=False)
+            runner = EmbeddedQueryRunner(address, database=query.database, limits=LIMITS)
             return runner.run(query)
         finally:
             client.close()

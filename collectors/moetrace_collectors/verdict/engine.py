@@ -55,8 +55,9 @@ class VerdictEngine:
         judged = [f for f in frontiers if f.sequence.num_exchanges and len(f.sequence.ranks) > 1]
         slowest = max(frontiers, key=lambda frontier: frontier.step_ns, default=None)
         if slowest is None or not judged:
-            reason = "No exchange between ranks: without waits no rank can be told from another."
-            finding = _Finding(graded=Grade(evidence=Evidence.INSUFFICIENT, reason=reason))
+            finding = _Finding(
+                graded=Grade(evidence=Evidence.INSUFFICIENT, reason=_nothing_to_compare(joined))
+            )
         else:
             memory = self._memory(joined, mode)
             finding, judged = _find(joined, judged, slowest.step_ns, memory, keep=not warmup)
@@ -131,6 +132,18 @@ def _outweighs(suspect: Suspect | None, cause: Cause, evidence: Evidence | None 
     # rank that stands out clearly is what can be acted on, even where a transfer was somewhat longer.
     named = cause in (Cause.ROUTING, Cause.PLACEMENT) or evidence is Evidence.CLEAR
     return suspect.worth_ns * (2.0 if named else 1.0)
+
+
+def _nothing_to_compare(joined: JoinedStep) -> str:
+    """Why no rank of this step can be told from another."""
+    if joined.missing_ranks:
+        missing = ", ".join(map(str, joined.missing_ranks[:8])) + (
+            ", ..." if joined.missing_ranks[8:] else ""
+        )
+        return f"Missing ranks ({missing}) leave no group with two ranks whose waits could be compared."
+    if joined.world_size == 1:
+        return "One rank only: there is no other to compare it with."
+    return "No exchange between ranks: without waits no rank can be told from another."
 
 
 def _complete(frontier: GroupFrontier) -> bool:

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from moetrace_schemas.enums import Cause, Evidence, Phase
+
+
+class Incomparable(StrEnum):
+    """Why no step of a run can name a rank, however many are recorded."""
+
+    ONE_RANK = "one_rank"
+    NO_EXCHANGE = "no_exchange"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +80,6 @@ class Summary:
     step_p95_ns: int
     extension_median_ns: int
     phase_median_ns: Mapping[Phase, int]
-    """Median over counted steps of the frontier by phase; phases that never appear are left out."""
+    """Median over counted steps of the critical path by phase; phases that never appear are left out."""
     findings: tuple[Finding, ...]
     """By total worth, largest first."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from moetrace_collectors.views.findings import Place
-from moetrace_collectors.views.number_format import duration_text, percent
-from moetrace_schemas.enums import Cause, Evidence
+from moetrace_collectors.views.findings import Incomparable, Place
+from moetrace_collectors.views.number_format import count, duration_text, percent
+from moetrace_schemas.enums import Cause, Evidence, Phase
 
 _ADVICE = {
     Cause.ROUTING: (
@@ -38,19 +38,44 @@ _ADVICE = {
     ),
 }
 
+_INCOMPARABLE = {
+    Incomparable.ONE_RANK: (
+        "No rank can be compared with another: the run has one rank, and recording more cannot change that.",
+        "Recording more steps of one rank cannot name a slow one. See by phase where its time goes, or "
+        "record a run of two or more ranks.",
+    ),
+    Incomparable.NO_EXCHANGE: (
+        "No rank can be compared with another: no step has an exchange between ranks, and recording more "
+        "cannot change that.",
+        "Recording more steps without exchanges cannot name a slow rank. See by phase where the time goes, "
+        "or check that the model's dispatch and combine between ranks are traced.",
+    ),
+}
+"""Headline and advice."""
 
-def write_headline(outstanding: Sequence[Place], evidence: Mapping[Evidence, int], counted: int) -> str:
+
+def write_headline(
+    outstanding: Sequence[Place],
+    places: Sequence[Place],
+    evidence: Mapping[Evidence, int],
+    counted: int,
+    incomparable: Incomparable | None,
+) -> str:
     """One sentence.
 
     Args:
         outstanding: What stands out, costliest first.
+        places: Every (rank, phase) that was named at all.
         evidence: Counted steps by evidence.
         counted: Counted steps.
+        incomparable: Why no step can name a rank, if none can.
     """
     if not counted:
-        return "No step outside warm-up has been joined yet."
+        return "No step outside warm-up has been joined."
+    if incomparable is not None:
+        return _INCOMPARABLE[incomparable][0]
     if not outstanding:
-        return f"No rank stands out: {_evidence_mix(evidence, counted)}."
+        return f"No rank stands out: {_evidence_mix(places, evidence, counted)}."
     first = outstanding[0]
     return (
         f"Rank {first.rank} in {first.phase} ({layer_name(first.layer)}) extended "
@@ -59,21 +84,34 @@ def write_headline(outstanding: Sequence[Place], evidence: Mapping[Evidence, int
     )
 
 
-def write_remark(outstanding: Sequence[Place], places: Sequence[Place]) -> str:
+def write_remark(outstanding: Sequence[Place], recurring: Sequence[Place], places: Sequence[Place]) -> str:
     """What else was named; empty where nothing was.
 
     Args:
         outstanding: What stands out, costliest first.
+        recurring: What is named often, though not surely; most steps first.
         places: Every (rank, phase) that was named at all, most steps first.
     """
     if outstanding:
         others = [_short(place) for place in outstanding[1:]]
         return f"Also {'; '.join(others)}." if others else ""
-    return f"Named most often: {_short(places[0])}." if places else ""
+    named = recurring or places[:1]
+    return f"Named most often: {'; '.join(_short(place) for place in named)}." if named else ""
+
+
+def write_phase_times(phase_ns: Mapping[Phase, int]) -> str:
+    """Where the time goes, longest first; empty where no phase took any."""
+    longest = sorted(phase_ns.items(), key=lambda item: -item[1])
+    parts = [f"{phase} {duration_text(duration)}" for phase, duration in longest if duration]
+    return f"Median time by phase: {', '.join(parts)}." if parts else ""
 
 
 def advise(
-    outstanding: Sequence[Place], evidence: Mapping[Evidence, int], counted: int, partial_steps: int
+    outstanding: Sequence[Place],
+    recurring: Sequence[Place],
+    counted: int,
+    partial_steps: int,
+    incomparable: Incomparable | None,
 ) -> tuple[str, ...]:
     """What would be worth doing next, one or two sentences each."""
     ranks_by_cause: dict[Cause, list[int]] = {}
@@ -82,13 +120,21 @@ def advise(
         if place.rank not in ranks:
             ranks.append(place.rank)
     advice = [_ADVICE[cause].format(ranks=_ranks(ranks)) for cause, ranks in ranks_by_cause.items()]
-    if counted and not outstanding:
+    if incomparable is not None:
+        advice.append(_INCOMPARABLE[incomparable][1])
+    elif recurring:
+        advice += [_doubtful_advice(place) for place in recurring]
+    elif counted and not outstanding:
         advice.append(
             "Nothing here is sure enough to act on. If steps feel slow all the same, record more of them and "
-            "see which phases the frontier is made of."
+            "see which phases the critical path is made of."
         )
-    elif evidence[Evidence.CLEAR] * 2 < counted:
-        advice.append("Less than half of the steps are clear: record more of them before acting.")
+    advice += [
+        f"Less than half of the steps that name rank {place.rank} in {place.phase} are clear: record more "
+        "of them before acting."
+        for place in outstanding
+        if place.clear_steps * 2 < place.steps
+    ]
     if partial_steps:
         advice.append("Ranks are missing from some steps: see the accounting before trusting those.")
     return tuple(advice)
@@ -107,14 +153,36 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(str(rank) for rank in ranks[:-1])} and {ranks[-1]}"
 
 
-def _evidence_mix(evidence: Mapping[Evidence, int], counted: int) -> str:
+def _doubtful_advice(place: Place) -> str:
+    surely = f"surely only in {place.clear_steps} of {place.steps}" if place.clear_steps else "never surely"
+    advice = _ADVICE[place.causes[0][0]].format(ranks=_ranks([place.rank]))
+    return (
+        f"Rank {place.rank} in {place.phase} is named in {percent(place.steps_share)} of steps, {surely}: "
+        f"{advice[:1].lower()}{advice[1:]}"
+    )
+
+
+def _evidence_mix(places: Sequence[Place], evidence: Mapping[Evidence, int], counted: int) -> str:
     words = {
         Evidence.INSUFFICIENT: "insufficient",
         Evidence.AMBIGUOUS: "ambiguous",
-        Evidence.CLEAR: "clear, but of different ranks and phases",
+        Evidence.CLEAR: f"clear, but {_why_clear_is_not_enough(places)}",
     }
     parts = [f"{evidence[member]} {word}" for member, word in words.items() if evidence[member]]
-    return f"evidence over {counted} steps is {', '.join(parts)}"
+    return f"evidence over {count(counted, 'step')} is {', '.join(parts)}"
+
+
+def _why_clear_is_not_enough(places: Sequence[Place]) -> str:
+    clear = [place for place in places if place.clear_steps]
+    different = [
+        name
+        for name, values in (
+            ("ranks", {place.rank for place in clear}),
+            ("phases", {place.phase for place in clear}),
+        )
+        if len(values) > 1
+    ]
+    return f"of different {' and '.join(different)}" if different else "in too few steps"
 
 
 def _short(place: Place) -> str:

@@ -101,7 +101,7 @@ def _next_steps(summary: Summary) -> Markup:
 
 def _figures(view: RunView, summary: Summary) -> Markup:
     clear = sum(count for member, count in summary.evidence.items() if member == "clear")
-    figures = [
+    durations = [
         (
             duration_text(summary.step_median_ns),
             "median step",
@@ -114,6 +114,10 @@ def _figures(view: RunView, summary: Summary) -> Markup:
             if not summary.step_median_ns
             else f"{percent(summary.extension_median_ns / summary.step_median_ns)} of the median step",
         ),
+    ]
+    figures = [
+        # Of no step there is no median.
+        *(durations if summary.counted_steps else []),
         (
             f"{clear:,} of {summary.counted_steps:,}",
             "steps with clear evidence",

@@ -52,7 +52,8 @@ def accounting_section(view: RunView, summary: Summary) -> Markup:
     verdict = (
         "Something was late, missing or rejected: see below before trusting single steps."
         if accounting.anything_lost
-        else "Nothing was lost: no rank step was late, doubled or rejected, and no joined step misses a rank."
+        else "Nothing that reached the collector was lost: no rank step was late, doubled or rejected, and "
+        "no joined step misses a rank. What never reached it, it cannot know."
     )
     return join((tag("p", verdict), table(("What", "#Count", "Note"), rows)))
 

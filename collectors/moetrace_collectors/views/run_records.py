@@ -124,7 +124,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPhaseExtension:
-    """What one rank's work in one phase added to the frontier, summed over barriers and steps read."""
+    """What one rank's work in one phase added to the critical path, summed over barriers and steps read."""
 
     rank: int
     phase: Phase

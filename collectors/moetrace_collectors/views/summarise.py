@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from moetrace_collectors.model import Suspect
-from moetrace_collectors.views.findings import Finding, Place, Summary
-from moetrace_collectors.views.headline import advise, write_headline, write_remark
+from moetrace_collectors.views.findings import Finding, Incomparable, Place, Summary
+from moetrace_collectors.views.headline import advise, write_headline, write_phase_times, write_remark
 from moetrace_collectors.views.run_records import StepRow
 from moetrace_schemas.enums import Cause, Evidence, Phase
 
@@ -22,6 +22,14 @@ STANDS_OUT_STEPS_SHARE = 0.1
 """A (rank, phase) stands out when this share of the counted steps or more names it with clear evidence ..."""
 STANDS_OUT_WORTH_SHARE = 0.2
 """... and it holds this share or more of all worth that was named with clear evidence."""
+RECURRING_STEPS_SHARE = 0.15
+"""Where nothing stands out, a (rank, phase) recurs when this share of counted steps or more name it ..."""
+RECURRING_STEPS = 3
+"""... and this many or more, most of them without clear evidence ..."""
+RECURRING_TOGETHER_SHARE = 0.4
+"""... and all such are named in this share together: calm steps name one or another now and then as well."""
+NO_EXCHANGE_REASON = "No exchange between ranks"
+"""How the verdict engine's reason begins for a step in which no two ranks exchanged anything."""
 LAYER_SHARE = 0.5
 """A layer is named where it holds this share of the worth or more (as within one step)."""
 
@@ -38,14 +46,21 @@ def summarise(steps: Sequence[StepRow]) -> Summary:
     ]
     places = _places(named, len(counted))
     outstanding = _outstanding(places, len(counted))
+    recurring = () if outstanding else _recurring(places)
+    incomparable = _incomparable(counted)
     evidence = Counter(row.evidence for row in counted)
+    phase_median_ns = _phase_medians(counted)
     partial_steps = sum(bool(row.missing_ranks) for row in counted)
     durations = sorted(row.step_ns for row in counted)
     return Summary(
-        headline=write_headline(outstanding, evidence, len(counted)),
-        remark=write_remark(outstanding, places),
+        headline=write_headline(outstanding, places, evidence, len(counted), incomparable),
+        remark=(
+            write_phase_times(phase_median_ns)
+            if incomparable is not None
+            else write_remark(outstanding, recurring, places)
+        ),
         outstanding=outstanding,
-        next_steps=advise(outstanding, evidence, len(counted), partial_steps),
+        next_steps=advise(outstanding, recurring, len(counted), partial_steps, incomparable),
         counted_steps=len(counted),
         warmup_steps=len(steps) - len(counted),
         evidence={member: evidence[member] for member in Evidence},
@@ -53,11 +68,7 @@ def summarise(steps: Sequence[StepRow]) -> Summary:
         step_median_ns=_median(durations),
         step_p95_ns=durations[math.ceil(0.95 * len(durations)) - 1] if durations else 0,
         extension_median_ns=_median(row.extension_ns for row in counted),
-        phase_median_ns={
-            phase: _median(row.phase_ns.get(phase, 0) for row in counted)
-            for phase in Phase
-            if any(row.phase_ns.get(phase) for row in counted)
-        },
+        phase_median_ns=phase_median_ns,
         findings=_findings(named, len(counted)),
     )
 
@@ -119,6 +130,37 @@ def _outstanding(places: Sequence[Place], counted: int) -> tuple[Place, ...]:
         and place.clear_worth_ns >= STANDS_OUT_WORTH_SHARE * all_worth
     ]
     return tuple(sorted(outstanding, key=lambda place: -place.clear_worth_ns))
+
+
+def _recurring(places: Sequence[Place]) -> tuple[Place, ...]:
+    """Most steps first; nothing where they are named in too few steps together."""
+    recurring = tuple(
+        place
+        for place in places
+        if place.steps >= RECURRING_STEPS
+        and place.steps_share >= RECURRING_STEPS_SHARE
+        and place.clear_steps * 2 < place.steps
+    )
+    together = sum(place.steps_share for place in recurring)
+    return recurring if together >= RECURRING_TOGETHER_SHARE else ()
+
+
+def _incomparable(counted: Sequence[StepRow]) -> Incomparable | None:
+    if not counted:
+        return None
+    if all(row.world_size == 1 for row in counted):
+        return Incomparable.ONE_RANK
+    # Where ranks are missing, their exchanges may only be missing with them.
+    alone = all(row.reason.startswith(NO_EXCHANGE_REASON) and not row.missing_ranks for row in counted)
+    return Incomparable.NO_EXCHANGE if alone else None
+
+
+def _phase_medians(counted: Sequence[StepRow]) -> dict[Phase, int]:
+    return {
+        phase: _median(row.phase_ns.get(phase, 0) for row in counted)
+        for phase in Phase
+        if any(row.phase_ns.get(phase) for row in counted)
+    }
 
 
 def _clear(group: Named) -> int:

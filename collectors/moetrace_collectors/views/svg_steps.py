@@ -1,4 +1,4 @@
-"""Steps over time, and what a step's frontier is made of, as SVG."""
+"""Steps over time, and what a step's critical path is made of, as SVG."""
 
 from __future__ import annotations
 

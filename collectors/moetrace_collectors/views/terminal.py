@@ -6,7 +6,7 @@ UTF-8, everything here is ASCII.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console, JustifyMethod
 from rich.table import Table
@@ -15,9 +15,11 @@ from rich.text import Text
 from moetrace_collectors.views.findings import Finding, Summary
 from moetrace_collectors.views.number_format import count, duration_text, percent, plain
 from moetrace_collectors.views.run_records import Accounting, LayerImbalance, LoadMatrix, RunView
-from moetrace_schemas.enums import Evidence
+from moetrace_schemas.enums import Evidence, Phase
 
 MAX_FINDINGS = 8
+MAX_PHASES = 4
+"""Phases in the line of where the time goes; it stays one line."""
 MAX_LAYERS = 8
 """Layers listed per forward mode: the most uneven ones."""
 HEAT_CELLS = 32
@@ -55,7 +57,9 @@ def print_run(
     console.print()
     if summary.findings:
         console.print(_findings_table(summary.findings[:MAX_FINDINGS]))
-    _print_notes(console, _notes(summary))
+    notes = _notes(summary)
+    if notes:
+        _print_notes(console, notes)
     whole = [matrix for matrix in view.expert_loads if matrix.view.cohort is None]
     for index, matrix in enumerate(whole):
         if index:
@@ -82,11 +86,10 @@ def accounting_line(accounting: Accounting) -> str:
     if not accounting.anything_lost:
         return ""
     parts = [count(accounting.rank_steps, "rank step") + " stored"]
-    rejected = accounting.events_of("rejected") + accounting.unattributed_rejects
     for number, word in (
         (accounting.late, "late"),
         (accounting.events_of("duplicate"), "duplicate"),
-        (rejected, "rejected"),
+        (accounting.events_of("rejected"), "rejected"),
     ):
         if number:
             parts.append(f"{number:,} {word}")
@@ -94,7 +97,22 @@ def accounting_line(accounting: Accounting) -> str:
     parts += [f"rank {rank} missing from {count(steps, 'step')}" for rank, steps in missing[:3]]
     if len(missing) > 3:
         parts.append(f"{count(len(missing) - 3, 'more rank')} missing from some")
-    return f"Arrived: {', '.join(parts)}."
+    line = f"Arrived: {', '.join(parts)}."
+    # They belong to no run, or to any: not to this one's figures.
+    if accounting.unattributed_rejects:
+        line += f" {count(accounting.unattributed_rejects, 'rejected request')} named no run."
+    return line
+
+
+def time_line(phase_ns: Mapping[Phase, int]) -> str:
+    """The critical path by phase in shares, longest first; empty where nothing took time."""
+    total = sum(phase_ns.values())
+    if not total:
+        return ""
+    longest = sorted(phase_ns.items(), key=lambda item: -item[1])
+    shown = [(str(phase), duration) for phase, duration in longest[:MAX_PHASES]]
+    shown.append(("other", total - sum(duration for _, duration in shown)))
+    return "time: " + ", ".join(f"{name} {percent(part / total)}" for name, part in shown if part)
 
 
 def heat_row(counts: Sequence[int | None], *, ascii_only: bool, cells: int = HEAT_CELLS) -> Text:
@@ -176,11 +194,13 @@ def _evidence_cell(finding: Finding) -> Text:
 
 
 def _notes(summary: Summary) -> list[str]:
+    if not summary.counted_steps:
+        return []
     mix = ", ".join(f"{number:,} {evidence}" for evidence, number in summary.evidence.items())
-    notes = [
-        f"median step {duration_text(summary.step_median_ns)}; worth and share are medians per step",
-        f"evidence over {count(summary.counted_steps, 'step')}: {mix}",
-    ]
+    notes = [f"median step {duration_text(summary.step_median_ns)}; worth and share are medians per step"]
+    time = time_line(summary.phase_median_ns)
+    notes += [time] if time else []
+    notes.append(f"evidence over {count(summary.counted_steps, 'step')}: {mix}")
     if len(summary.findings) > MAX_FINDINGS:
         notes.append(f"{len(summary.findings) - MAX_FINDINGS:,} more findings in the report")
     return notes

@@ -131,6 +131,20 @@ def test_figures_are_reachable_by_keyboard() -> None:
     assert all(figure.get("tabindex") == "0" and figure.get("aria-label") for figure in figures)
 
 
+def test_page_claims_only_what_the_collector_can_know() -> None:
+    """What never reached the collector it cannot know: it vouches for what reached it only."""
+    text = page_of(run_view(step_row(1)))
+    assert "Nothing that reached the collector was lost" in text
+    assert "Nothing was lost" not in text
+
+
+def test_page_of_warmup_only_shows_no_median() -> None:
+    """Where no step counts there is no median step to show."""
+    text = page_of(run_view(step_row(0, warmup=True)))
+    assert "No step outside warm-up has been joined." in text
+    assert "median step" not in text
+
+
 def test_page_without_loads_and_phase_rows_says_so() -> None:
     """What is not in the store is named as missing; the rest of the page stands."""
     text = page_of(run_view(step_row(1)))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from moetrace_collectors.views.summarise import summarise
-from moetrace_schemas.enums import Cause, Evidence, Phase
+from dataclasses import replace
+
+from moetrace_collectors.model import JoinedStep
+from moetrace_collectors.verdict import VerdictEngine
+from moetrace_collectors.views.run_records import StepRow
+from moetrace_collectors.views.summarise import NO_EXCHANGE_REASON, summarise
+from moetrace_schemas.enums import Cause, ClosedBy, Evidence, Phase
 from run_view_builders import step_row, suspect
 
 
@@ -38,10 +43,108 @@ def test_no_rank_stands_out_says_why() -> None:
 
 def test_scattered_clear_steps_are_no_headline() -> None:
     """Clear steps of ever different ranks and phases do not make one of them stand out."""
-    steps = [step_row(step, suspect(step, Phase.ROUTER)) for step in range(12)]
+    phases = (Phase.ROUTER, Phase.PERMUTE)
+    steps = [step_row(step, suspect(step, phases[step % 2])) for step in range(12)]
     summary = summarise(steps)
     assert summary.headline == (
         "No rank stands out: evidence over 12 steps is 12 clear, but of different ranks and phases."
+    )
+
+
+def test_clear_steps_of_one_place_are_said_to_be_too_few() -> None:
+    """The headline says what keeps clear steps from standing out: too few, or where they differ."""
+    calm = [step_row(step) for step in range(10, 60)]
+    same = [step_row(step, suspect(0, Phase.EXPERT_GEMM)) for step in range(3)]
+    assert summarise([*same, *calm]).headline.endswith("3 clear, but in too few steps.")
+    ranks = [step_row(step, suspect(step, Phase.EXPERT_GEMM)) for step in range(3)]
+    assert summarise([*ranks, *calm]).headline.endswith("3 clear, but of different ranks.")
+    phases = [step_row(0, suspect(0, Phase.ROUTER)), step_row(1, suspect(0, Phase.EXPERT_GEMM))]
+    assert summarise([*phases, *calm]).headline.endswith("2 clear, but of different phases.")
+
+
+def doubtful(steps: range, rank: int, phase: Phase) -> list[StepRow]:
+    """Steps that name this place with ambiguous evidence."""
+    return [step_row(step, suspect(rank, phase), evidence=Evidence.AMBIGUOUS) for step in steps]
+
+
+def test_places_named_often_but_never_surely_are_told_with_the_doubt() -> None:
+    """Two faults at once leave every step ambiguous: both are told, each with its cause's advice."""
+    steps = [
+        *doubtful(range(35), 0, Phase.PERMUTE),
+        *doubtful(range(35, 45), 1, Phase.UNPERMUTE),
+        *doubtful(range(45, 47), 1, Phase.ROUTER),
+        *(step_row(step) for step in range(47, 55)),
+    ]
+    summary = summarise(steps)
+    assert not summary.outstanding
+    assert "rank 0 in permute (64 % of steps" in summary.remark
+    assert "rank 1 in unpermute (18 % of steps" in summary.remark
+    assert [advice.partition(". ")[0] for advice in summary.next_steps] == [
+        "Rank 0 in permute is named in 64 % of steps, never surely: rows do not explain the time of rank 0",
+        "Rank 1 in unpermute is named in 18 % of steps, never surely: rows do not explain the time of rank 1",
+    ]
+    once_sure = [step_row(60, suspect(0, Phase.PERMUTE)), *steps]
+    assert "of steps, surely only in 1 of 36: " in summarise(once_sure).next_steps[0]
+
+
+def test_places_named_now_and_then_are_nothing_to_act_on() -> None:
+    """Calm steps name one place or another at times: no advice comes of it."""
+    steps = [*doubtful(range(10), 0, Phase.ROUTER), *(step_row(step) for step in range(10, 60))]
+    assert "Nothing here is sure enough to act on" in summarise(steps).next_steps[0]
+    assert "critical path" in summarise(steps).next_steps[0]
+
+
+def test_intermittent_fault_is_sure_by_the_steps_that_name_it() -> None:
+    """Clear in 9 of the 11 steps that name it is sure, however many other steps were calm."""
+    calm = [step_row(step) for step in range(20, 60)]
+    fault = [step_row(step, suspect(2, Phase.ROUTER)) for step in range(9)]
+    summary = summarise([*fault, *doubtful(range(9, 11), 2, Phase.ROUTER), *calm])
+    assert summary.outstanding
+    assert not any("Less than half" in advice for advice in summary.next_steps)
+
+
+def test_place_that_is_mostly_doubtful_is_to_be_recorded_longer() -> None:
+    """Where most of the steps that name the headline's place are ambiguous, the advice says so."""
+    fault = [step_row(step, suspect(2, Phase.ROUTER)) for step in range(4)]
+    summary = summarise([*fault, *doubtful(range(4, 20), 2, Phase.ROUTER)])
+    assert summary.next_steps[-1].startswith(
+        "Less than half of the steps that name rank 2 in router are clear: record more"
+    )
+
+
+def test_one_rank_is_told_that_none_can_be_compared_and_where_time_goes() -> None:
+    """With one rank no recording names a slow one: the summary says so, and gives the time by phase."""
+    phase_ns = {Phase.OUTSIDE: 28_000_000, Phase.EXPERT_GEMM: 72_000_000}
+    summary = summarise([replace(step_row(step), world_size=1, phase_ns=phase_ns) for step in range(3)])
+    assert summary.headline == (
+        "No rank can be compared with another: the run has one rank, and recording more cannot change that."
+    )
+    assert summary.remark == "Median time by phase: expert_gemm 72.0 ms, outside 28.0 ms."
+    assert len(summary.next_steps) == 1
+    assert "cannot name a slow one" in summary.next_steps[0]
+
+
+def test_run_without_exchanges_is_told_that_none_can_be_compared() -> None:
+    """Without an exchange in any step no recording names a slow rank; one exchange is enough to differ."""
+    nothing = JoinedStep(
+        run_id="run", step=0, world_size=2, rank_steps=(), missing_ranks=(), closed_by=ClosedBy.COMPLETE
+    )
+    reason = VerdictEngine().judge(nothing).reason
+    assert reason.startswith(NO_EXCHANGE_REASON)
+    alone = [step_row(step, reason=reason) for step in range(3)]
+    summary = summarise(alone)
+    assert "no step has an exchange between ranks, and recording more cannot change that" in summary.headline
+    assert "expert_gemm 100 ms" in summary.remark
+    assert "check that the model's dispatch and combine between ranks are traced" in summary.next_steps[0]
+    assert summarise([*alone, step_row(3)]).headline.startswith("No rank stands out")
+    partial = [step_row(step, reason=reason, missing_ranks=(1,)) for step in range(3)]
+    assert summarise(partial).headline.startswith("No rank stands out")
+
+
+def test_one_step_is_singular() -> None:
+    """Counts and their nouns agree."""
+    assert summarise([step_row(0)]).headline == (
+        "No rank stands out: evidence over 1 step is 1 insufficient."
     )
 
 
@@ -112,6 +215,6 @@ def test_two_faults_are_both_told() -> None:
 def test_a_run_of_warmup_only_says_so() -> None:
     """With nothing to count there is no figure and no division by zero."""
     summary = summarise([step_row(0, suspect(1, Phase.ROUTER), warmup=True)])
-    assert summary.headline == "No step outside warm-up has been joined yet."
+    assert summary.headline == "No step outside warm-up has been joined."
     assert summary.next_steps == ()
     assert summary.step_p95_ns == 0

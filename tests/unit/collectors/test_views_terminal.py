@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from moetrace_collectors.views.run_records import RunView
 from moetrace_collectors.views.summarise import summarise
-from moetrace_collectors.views.terminal import heat_row, print_run
+from moetrace_collectors.views.terminal import heat_row, print_run, time_line
 from moetrace_schemas.enums import Phase
 from run_view_builders import accounting, large_view, overview, run_view, step_row, suspect
 
@@ -85,6 +86,32 @@ def test_loss_is_told_only_where_something_was_lost() -> None:
     assert "Arrived:" not in printed(slow_rank_view())
     lossy = run_view(step_row(0), accounting=accounting(late=2, missing_by_rank={3: 1}))
     assert "Arrived: 4 rank steps stored, 2 late, rank 3 missing from 1 step." in printed(lossy)
+
+
+def test_rejects_of_no_run_stay_apart() -> None:
+    """Requests that named no run are not counted among this run's rejects."""
+    told = replace(accounting(), events={("rejected", "bad"): 2}, unattributed_rejects=5)
+    assert "Arrived: 4 rank steps stored, 2 rejected. 5 rejected requests named no run." in printed(
+        run_view(step_row(0), accounting=told)
+    )
+
+
+def test_every_run_shows_where_its_time_goes() -> None:
+    """One line of shares of the critical path, longest phase first, however many phases there are."""
+    assert "\ntime: expert_gemm 100 %\n" in printed(slow_rank_view())
+    phases = {Phase.ROUTER: 3, Phase.OUTSIDE: 28, Phase.EXPERT_GEMM: 39, Phase.UNPERMUTE: 14}
+    line = time_line({**phases, Phase.DISPATCH: 12, Phase.PERMUTE: 4})
+    assert line == "time: expert_gemm 39 %, outside 28 %, unpermute 14 %, dispatch 12 %, other 7 %"
+    assert len(line) <= 80
+    assert time_line({}) == ""
+
+
+def test_run_of_warmup_only_shows_no_median() -> None:
+    """Where no step counts there is no median step and no evidence to show."""
+    text = printed(run_view(step_row(0, suspect(1, Phase.ROUTER), warmup=True)))
+    assert "No step outside warm-up has been joined." in text
+    assert "median" not in text
+    assert "evidence over" not in text
 
 
 def test_heat_row_shows_the_hottest_expert_of_each_cell() -> None:
