@@ -1,6 +1,8 @@
 """One rank of test_rank_counts: runs demo models untraced and traced, and writes down what both saw.
 
-    python expert_parallel_worker.py RANK WORLD_SIZE RENDEZVOUS OUTPUT MODEL:MODE ...
+    python expert_parallel_worker.py RANK WORLD_SIZE RENDEZVOUS OUTPUT ENDPOINT MODEL:MODE ...
+
+Records also go to the collector at ENDPOINT, as the run that carries the case's name.
 
 The router's choices are captured by forward hooks on its module, which know nothing of moetrace.
 """
@@ -34,7 +36,7 @@ def main() -> None:
         world_size=world_size,
         timeout=timedelta(minutes=2),
     )
-    cases = {name: run_case(rank, world_size, *name.split(":")) for name in sys.argv[5:]}
+    cases = {name: run_case(rank, world_size, *name.split(":")) for name in sys.argv[6:]}
     Path(sys.argv[4]).write_text(json.dumps(cases))
     distributed.destroy_process_group()
 
@@ -45,6 +47,7 @@ def run_case(rank: int, world_size: int, name: str, mode: str) -> dict[str, Any]
     from moetrace.demo.models import VOCABULARY, build
     from moetrace.demo.plan import MODELS
     from moetrace.demo.text import Batches
+    from moetrace.emit.otlp import OtlpEmitter
     from moetrace.testing import MemoryEmitter
 
     spec = MODELS[name]
@@ -70,8 +73,14 @@ def run_case(rank: int, world_size: int, name: str, mode: str) -> dict[str, Any]
         hook.remove()
     emitter = MemoryEmitter()
     tracer = moetrace.init(
-        run_id="rank-counts", rank=rank, world_size=world_size, emitters=[emitter], warmup_steps=0
+        run_id=f"{name}:{mode}",
+        rank=rank,
+        world_size=world_size,
+        emitters=[emitter],
+        endpoint=sys.argv[5],
+        warmup_steps=0,
     )
+    tracer.drain.emitters.append(OtlpEmitter(lambda: tracer, tracer.metrics, tracer.config))
     report = moetrace.instrument(model, strict=True)
     traced = []
     for step in range(STEPS):
@@ -85,6 +94,7 @@ def run_case(rank: int, world_size: int, name: str, mode: str) -> dict[str, Any]
         "bit_identical": [same(a, b) for a, b in zip(plain, traced, strict=True)],
         "tensors": [len(tensors) for tensors in plain],
         "errors": tracer.guard.errors,
+        "sent": tracer.metrics.exported["otlp"],
         "ep": [tracer.context.ep_rank, tracer.context.ep_size, tracer.context.ep_group],
         "coverage": [tracer.metrics.expected_sites, tracer.metrics.seen_sites],
         "steps": [

@@ -1,4 +1,4 @@
-"""Two real ranks with expert parallelism over gloo: counts, traffic and numbers are exact."""
+"""Two real ranks with expert parallelism over gloo: counts and traffic are exact, up to the store."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from integration.collector_process import collector, rows
 from moetrace_schemas.columns import RowFlag
 
 pytestmark = pytest.mark.multirank
@@ -30,14 +31,30 @@ Case = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
-    """Every case as each rank saw it."""
-    folder = tmp_path_factory.mktemp("ranks")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the ranks and their collector write."""
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def cases(folder: Path) -> dict[str, Case]:
+    """Every case as each rank saw it; what they sent is stored when this returns."""
+    with collector(folder / "run") as service:
+        seen = run_ranks(folder, service.http_address)
+        assert service.terminate() == 0
+    return {case: [rank[case] for rank in seen] for case in CASES}
+
+
+def run_ranks(folder: Path, endpoint: str) -> list[dict[str, Case]]:
+    """Run all cases on all ranks; what each rank wrote down."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     outputs = [folder / f"rank-{rank}.json" for rank in range(RANKS)]
     processes = [
         subprocess.Popen(
-            [sys.executable, WORKER, str(rank), str(RANKS), folder / "rendezvous", outputs[rank], *CASES],
+            [
+                *(sys.executable, WORKER, str(rank), str(RANKS)),
+                *(folder / "rendezvous", outputs[rank], endpoint, *CASES),
+            ],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -51,8 +68,28 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [0] * RANKS, "\n".join(logs)
-    seen = [json.loads(output.read_text()) for output in outputs]
-    return {case: [rank[case] for rank in seen] for case in CASES}
+    return [json.loads(output.read_text()) for output in outputs]
+
+
+@every_case
+def test_counts_in_the_store_are_the_routers_own_choices(
+    cases: dict[str, Case], folder: Path, case: str
+) -> None:
+    """Per rank, step, layer and expert, after the wire, the join and the store; padding is left out."""
+    stored = rows(
+        folder / "run",
+        "SELECT rank, step, layer, groupArray(count) AS counts FROM (SELECT * FROM expert_loads FINAL "
+        f"WHERE run_id = '{case}' AND count_kind = 'routed' ORDER BY expert) GROUP BY rank, step, layer",
+    )
+    found = {(int(r["rank"]), int(r["step"]), int(r["layer"])): [int(c) for c in r["counts"]] for r in stored}
+    expected = {
+        (rank, number, layer): step["expected"][f"{layer} routed"]
+        for rank, seen in enumerate(cases[case])
+        for number, step in enumerate(seen["steps"])
+        for layer in seen["layers"]
+    }
+    assert found == expected
+    assert [rank["sent"] for rank in cases[case]] == [3, 3]
 
 
 def steps(ranks: Case) -> list[list[dict[str, Any]]]:
