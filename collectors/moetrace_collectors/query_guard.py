@@ -56,7 +56,7 @@ def check_query(sql: str, parameters: Mapping[str, str]) -> None:
     first = next((text for kind, text in tokens if (kind, text) != ("mark", "(")), "")
     if first.lower() not in READING_STATEMENTS:
         raise RefusedQueryError(
-            f"this endpoint only reads: SELECT, SHOW, DESCRIBE, EXPLAIN or EXISTS, not {first}"
+            f"only reading is possible here: SELECT, SHOW, DESCRIBE, EXPLAIN or EXISTS, not {first}"
         )
     if first.lower() in ("describe", "desc") and ("mark", "(") in tokens:
         raise RefusedQueryError("DESCRIBE takes the name of a table here")

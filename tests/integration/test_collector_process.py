@@ -183,7 +183,22 @@ def test_query_reads_through_the_owner_and_from_the_store(tmp_path: Path) -> Non
     assert failed.stderr.startswith("moetrace: Code: 47. DB::Exception: Unknown expression identifier")
     assert len(failed.stderr.splitlines()) == 1
     refused = moetrace("query", "--dir", str(tmp_path), "DROP TABLE step_verdicts")
-    assert (refused.returncode, "readonly" in refused.stderr) == (1, True)
+    assert (refused.returncode, "only reading" in refused.stderr) == (1, True)
+
+
+def test_query_on_a_store_without_owner_reaches_nothing_outside_it(tmp_path: Path) -> None:
+    """What the engine's readonly setting lets through is refused there as it is by a collector."""
+    with collector(tmp_path / "run") as process:
+        assert process.terminate() == 0
+    for sql in (
+        f"SELECT 1 INTO OUTFILE '{tmp_path / 'out'}'",
+        "SELECT file('/etc/hostname')",
+        "SELECT 1; SELECT 2",
+    ):
+        refused = moetrace("query", "--dir", str(tmp_path / "run"), sql)
+        assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1), sql
+        assert not refused.stdout
+    assert not (tmp_path / "out").exists()
 
 
 def test_query_finds_the_newest_run(tmp_path: Path) -> None:

@@ -197,9 +197,9 @@ def test_queries_answer_like_a_clickhouse_server(process: CollectorProcess) -> N
     ("sql", "status", "text"),
     [
         ("SELECT nothing", 400, "Unknown expression identifier"),
-        ("SELEC 1", 403, "this endpoint only reads"),
+        ("SELEC 1", 403, "only reading is possible here"),
         ("SELECT * FROM nowhere", 404, "nowhere"),
-        ("INSERT INTO step_verdicts (run_id) VALUES ('x')", 403, "this endpoint only reads"),
+        ("INSERT INTO step_verdicts (run_id) VALUES ('x')", 403, "only reading is possible here"),
         ("SELECT file('/etc/hostname')", 403, "file is not available here"),
         ("SELECT * FROM url('http://127.0.0.1:1/', 'CSV', 'a String')", 403, "readonly"),
         ("SELECT 1 SETTINGS max_execution_time = 0", 403, "readonly"),
