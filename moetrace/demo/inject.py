@@ -38,7 +38,7 @@ class Injector:
         for layer, block in enumerate(model.model.layers):
             if hasattr(block.mlp, "experts"):
                 self._install_layer(layer, block)
-        self._install_names(model)
+        self._install_names()
 
     def _install_layer(self, layer: int, block: Any) -> None:
         moe = block.mlp
@@ -48,22 +48,18 @@ class Injector:
             self._before(moe.shared_experts, "forward", Phase.SHARED_EXPERT, layer)
         implementation = parallel_implementation(moe.experts)
         if implementation is None:
-            self._enter(moe.experts, "forward", layer, gemm=True)
+            self._enter(moe.experts, "forward", layer)
             return
         self._before(implementation, "_dispatch_tokens", Phase.PERMUTE, layer)
-        self._enter(implementation, "experts_forward", layer, gemm=True)
+        self._enter(implementation, "experts_forward", layer)
         self._around_combine(implementation, layer)
 
-    def _install_names(self, model: Any) -> None:
+    def _install_names(self) -> None:
         import importlib
 
         experts = importlib.import_module(EXPERTS_MODULE)
         self._replace(experts, "_grouped_linear", lambda function: self._delayed_gemm(function))
-        if (
-            not hasattr(model, "_ep_size")
-            and Phase.DISPATCH not in self._delays
-            and (Phase.COMBINE not in self._delays)
-        ):
+        if not {Phase.DISPATCH, Phase.COMBINE} & self._delays.keys():
             return
         import torch.distributed as distributed
         from torch.distributed import _functional_collectives as functional
@@ -100,12 +96,12 @@ class Injector:
 
         self._replace(owner, attribute, make)
 
-    def _enter(self, owner: Any, attribute: str, layer: int, *, gemm: bool) -> None:
+    def _enter(self, owner: Any, attribute: str, layer: int) -> None:
         def make(function: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(function)
             def entered(*args: Any, **kwargs: Any) -> Any:
                 self.layer = layer
-                self._gemm_pending = gemm
+                self._gemm_pending = True
                 return function(*args, **kwargs)
 
             return entered
