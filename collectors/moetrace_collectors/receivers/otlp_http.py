@@ -12,8 +12,22 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from moetrace_collectors.receivers.handler import OverloadedError, TraceHandler, response
-from moetrace_collectors.receivers.otlp_body import JSON, PROTOBUF, BodyError, decompress, parse, too_large
+from moetrace_collectors.receivers.handler import (
+    NotDurableError,
+    OverloadedError,
+    TraceHandler,
+    Wire,
+    response,
+)
+from moetrace_collectors.receivers.otlp_body import (
+    JSON,
+    PROTOBUF,
+    BodyError,
+    decompress,
+    media_type,
+    parse,
+    too_large,
+)
 from moetrace_schemas.enums import RejectReason
 
 PATH = "/v1/traces"
@@ -75,12 +89,17 @@ class OtlpHttpReceiver:
             plain = decompress(body, encoding=encoding, max_bytes=self._max_decompressed_bytes)
             if len(plain) > self._max_decompressed_bytes:
                 raise too_large(self._max_decompressed_bytes, "after decompression")
-            accepted = self._handler.take(parse(plain, content_type=content_type))
+            # JSON is smaller and faster to read again as protobuf.
+            wire = (
+                Wire(body=body, is_gzip=encoding == "gzip") if media_type(content_type) == PROTOBUF else None
+            )
+            accepted = self._handler.take(parse(plain, content_type=content_type), wire)
         except BodyError as error:
             self._handler.refuse(error.reason, str(error), body)
             return _answer(_status(_GRPC_INVALID_ARGUMENT, str(error)), content_type, error.status)
         except OverloadedError as error:
-            answer = _answer(_status(_GRPC_UNAVAILABLE, str(error)), content_type, 429)
+            status = 503 if isinstance(error, NotDurableError) else 429
+            answer = _answer(_status(_GRPC_UNAVAILABLE, str(error)), content_type, status)
             answer.headers["Retry-After"] = str(error.retry_after_s)
             return answer
         return _answer(response(accepted), content_type, 200)
@@ -92,6 +111,6 @@ def _status(code: int, message: str) -> Status:
 
 def _answer(message: Message, content_type: str, status: int) -> Response:
     """OTLP answers in the request's own encoding; protobuf where the request named neither."""
-    if content_type.partition(";")[0].strip().lower() == JSON:
+    if media_type(content_type) == JSON:
         return Response(json_format.MessageToJson(message, indent=None), status, media_type=JSON)
     return Response(message.SerializeToString(), status, media_type=PROTOBUF)

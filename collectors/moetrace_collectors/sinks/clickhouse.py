@@ -80,6 +80,11 @@ class ClickHouseSink:
         """See Sink."""
         return len(self._results) + self._num_unwritten_steps
 
+    @property
+    def has_unwritten(self) -> bool:
+        """See Sink."""
+        return bool(self._results or self._late or self._events or self._unwritten)
+
     def take_step(self, result: StepResult) -> None:
         """See Sink."""
         self._results.append(result)

@@ -166,7 +166,7 @@ def _rank_steps(rank_steps: Iterable[RankStep], late: bool) -> TableRows:
             step.step,
             step.rank,
             step.microbatch,
-            f"{identity.trace_id(step.run_id, step.step):032x}",
+            f"{identity.trace_id(step.sent_run_id or step.run_id, step.step):032x}",
             step.world_size,
             step.ep_group,
             step.ep_rank,
