@@ -235,7 +235,7 @@ class Pipeline:
             log=journal,
         )
         if journal is not None:
-            _report(journal, joiner, self._worker, metrics)
+            restore(journal, joiner, self._worker, metrics)
 
     @property
     def note(self) -> owner.OwnerNote:
@@ -295,7 +295,7 @@ def _journal(config: CollectorConfig, clocks: Clocks, undo: ExitStack) -> Journa
     return journal
 
 
-def _report(journal: Journal, joiner: Joiner, worker: Worker, metrics: SelfMetrics) -> None:
+def restore(journal: Journal, joiner: Joiner, worker: Worker, metrics: SelfMetrics) -> None:
     """Give the joiner its memory back, and say in log, metrics and events what the log held."""
     recovery = journal.recovery
     for closed in recovery.closed:

@@ -118,6 +118,8 @@ class Worker:
         self._runs: OrderedDict[str, None] = OrderedDict()
         self._runs_changed = False
         self._runs_noted_ns: int | None = None
+        self.wait_between_attempts: Callable[[float], bool] = self._wait
+        """Sleeps between attempts of a write, False to give up; tests let time pass here."""
         self._stopping = threading.Event()
         self._deadline_ns = 0
         self._thread = threading.Thread(target=self.run, name="moetrace-worker", daemon=True)
@@ -147,7 +149,7 @@ class Worker:
     def run(self) -> None:
         """The thread's body."""
         self.note(EventKind.STARTED)
-        while self._turn():
+        while self.turn():
             if self._log is not None and self._is_out_of_time():
                 # What is in the log is safe there; in memory it would grow.
                 self._is_log_behind = True
@@ -166,9 +168,9 @@ class Worker:
         if self._log is not None and not self._is_log_behind:
             self._log.finish(self._joiner.all_closed())
 
-    def _turn(self) -> bool:
-        """One arrival, or one tick; False when there will be none any more."""
-        arrival = self._intake.take(timeout_s=POLL_S)
+    def turn(self, *, timeout_s: float = POLL_S) -> bool:
+        """One arrival, or one tick where none comes in time; False when there will be none any more."""
+        arrival = self._intake.take(timeout_s=timeout_s)
         if arrival is None and self._stopping.is_set():
             return False
         try:
@@ -346,7 +348,9 @@ class Worker:
             logger.warning("cannot note the runs: %s", error)
 
     def _flush(self, sink: Sink) -> bool:
-        return flush_with_retry(sink, policy=self._retry, on_error=self._sink_failed, wait=self._wait)
+        return flush_with_retry(
+            sink, policy=self._retry, on_error=self._sink_failed, wait=self.wait_between_attempts
+        )
 
     def _sink_failed(self, sink: Sink, error: SinkError) -> None:
         self._metrics.sink_failed(sink.name)

@@ -185,17 +185,16 @@ class WriteAheadLog:
         offset = SEGMENT_HEADER_BYTES if position is None else position.offset
         while True:
             with self._condition:
-                size = self._sizes.get(number)
-                later = [other for other in self._sizes if other > number]
-            if size is not None and size > offset:
+                size = self._sizes.get(number, 0)
+            if size > offset:
                 with self._path(number).open("rb") as file:
                     for frame in scan(file, start=offset, end=size, damage=Damage()):
                         offset = frame.end
                         yield number, frame
             with self._condition:
-                has_grown = self._sizes.get(number, 0) > (size or 0)
-            if has_grown:
-                continue
+                if self._sizes.get(number, 0) > size:
+                    continue
+                later = [other for other in self._sizes if other > number]
             if not later:
                 return
             number, offset = min(later), SEGMENT_HEADER_BYTES
