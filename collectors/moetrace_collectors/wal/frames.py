@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import IO
 
@@ -69,18 +69,19 @@ class Frame:
 
 @dataclass(slots=True, kw_only=True)
 class Damage:
-    """What `scan` could not read; filled while it runs."""
+    """What `scan` could not read of one segment; filled while it runs."""
 
     num_places: int = 0
     num_bytes: int = 0
-    reasons: list[str] = field(default_factory=list)
+    first_reason: str = ""
+    last_end: int = -1
 
-    def add(self, num_bytes: int, reason: str) -> None:
-        """Count one damaged place; the first reasons are kept for the report."""
-        self.num_places += 1
+    def add(self, offset: int, num_bytes: int, reason: str) -> None:
+        """Count damaged bytes; those right behind other ones are the same place."""
+        self.num_places += offset != self.last_end
         self.num_bytes += num_bytes
-        if len(self.reasons) < 4:
-            self.reasons.append(reason)
+        self.first_reason = self.first_reason or reason
+        self.last_end = offset + num_bytes
 
 
 def segment_header(*, epoch: int, sequence: int) -> bytes:
@@ -121,16 +122,16 @@ def scan(file: IO[bytes], *, start: int, end: int, damage: Damage) -> Iterator[F
         file.seek(offset)
         head = file.read(min(FRAME_HEADER_BYTES, left))
         if len(head) < FRAME_HEADER_BYTES:
-            damage.add(left, f"cut short at byte {offset}")
+            damage.add(offset, left, f"cut short at byte {offset}")
             return
         length, crc, kind, arrived_ns = _FRAME.unpack(head)
         if length > left - FRAME_HEADER_BYTES:
-            damage.add(left, f"no whole frame at byte {offset}")
+            damage.add(offset, left, f"no whole frame at byte {offset}")
             return
         payload = file.read(length)
         next_offset = offset + FRAME_HEADER_BYTES + length
         if len(payload) == length and zlib.crc32(payload, zlib.crc32(head[_CRC_FROM:])) == crc:
             yield Frame(kind=kind, arrived_ns=arrived_ns, payload=payload, offset=offset, end=next_offset)
         else:
-            damage.add(next_offset - offset, f"wrong CRC at byte {offset}")
+            damage.add(offset, next_offset - offset, f"wrong CRC at byte {offset}")
         offset = next_offset

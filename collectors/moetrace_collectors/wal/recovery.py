@@ -39,7 +39,7 @@ class Recovery:
     num_damaged_places: int
     num_damaged_bytes: int
     detail: str
-    """Where the first damage is; empty where there is none."""
+    """Where the damage of the first damaged segments begins; empty where there is none."""
 
 
 def recover(directory: Path, *, now_ns: int) -> Recovery:
@@ -54,8 +54,7 @@ def recover(directory: Path, *, now_ns: int) -> Recovery:
     """
     directory.mkdir(parents=True, exist_ok=True)
     numbers = sorted(int(path.stem) for path in directory.glob(f"*{SUFFIX}") if path.stem.isdigit())
-    damage = Damage()
-    details: list[str] = []
+    damages: dict[str, Damage] = {}
     sizes: dict[int, int] = {}
     closed: list[bytes] = []
     spans: dict[int, _Span] = {}
@@ -63,13 +62,13 @@ def recover(directory: Path, *, now_ns: int) -> Recovery:
     for number in numbers:
         path = directory / f"{number:020d}{SUFFIX}"
         size = path.stat().st_size
-        before = len(damage.reasons)
+        damage = Damage()
         with path.open("rb") as file:
             header = read_segment_header(file.read(SEGMENT_HEADER_BYTES))
             if header is None:
                 if size:
-                    damage.add(size, "no segment header")
-                    details.append(f"{path.name}: no segment header")
+                    damage.add(0, size, "no segment header")
+                    damages[path.name] = damage
                     path.replace(path.with_name(path.name + DAMAGED_SUFFIX))
                 else:
                     # A crash between making the file and writing its first bytes: nothing is lost.
@@ -83,16 +82,17 @@ def recover(directory: Path, *, now_ns: int) -> Recovery:
                     num_requests += 1
                 elif frame.kind == FrameKind.CLOSED:
                     closed.append(frame.payload)
-        details += [f"{path.name}: {reason}" for reason in damage.reasons[before:]]
+        if damage.num_places:
+            damages[path.name] = damage
     return Recovery(
         sizes=sizes,
         next_segment=max(numbers, default=0) + 1,
         num_requests=num_requests,
         closed=tuple(closed),
         clock_offsets_ns=_clock_offsets(spans, now_ns),
-        num_damaged_places=damage.num_places,
-        num_damaged_bytes=damage.num_bytes,
-        detail="; ".join(details[:4]),
+        num_damaged_places=sum(damage.num_places for damage in damages.values()),
+        num_damaged_bytes=sum(damage.num_bytes for damage in damages.values()),
+        detail="; ".join(f"{name}: {damage.first_reason}" for name, damage in list(damages.items())[:3]),
     )
 
 
