@@ -141,7 +141,7 @@ def latency(directory: Path, num_steps: int) -> dict[float, float]:
                 for (metric, labels), value in running.metrics().items()
                 if metric == name
             )
-            if buckets and buckets[-1][1] >= num_steps or time.monotonic() > deadline:
+            if (buckets and buckets[-1][1] >= num_steps) or time.monotonic() > deadline:
                 break
             time.sleep(0.1)
     total = buckets[-1][1]
@@ -190,8 +190,8 @@ def main() -> None:
     text = (
         f"{arguments.steps} steps of {arguments.ranks} ranks x {LAYERS} layers (a tenth of it with counts), "
         f"{RANKS_PER_REQUEST} rank steps a request, sender on the same machine; raw: the same rows with "
-        "their columns ready, inserted into a fresh store. With counts, each phase row brings some 50 rows of "
-        "expert counts and traffic along.\n\n"
+        "their columns ready, inserted into a fresh store. With counts, each phase row brings some 50 "
+        "rows of expert counts and traffic along.\n\n"
         + "\n".join(lines)
         + f"\n\nSpans of other instrumentation, taken and left alone: {plain:,.0f} a second. From the last "
         f"rank to the verdict, {LATENCY_RANKS} ranks x {LAYERS} layers, one step a second, a request per "

@@ -69,7 +69,7 @@ def main() -> None:
     text = (
         f"{arguments.minutes:g} minutes at {rate:.1f} steps/s (half the rate measured at the start), "
         f"{arguments.ranks} ranks: {sent} steps; memory in the second half {memory.min():.0f} to "
-        f"{memory.max():.0f} MiB, slope {slope:+.2f} MiB a minute; at the end {behind:.0f} rank steps pending. "
+        f"{memory.max():.0f} MiB, slope {slope:+.2f} MiB a minute; {behind:.0f} pending at the end. "
         f"`python benchmarks/soak.py --minutes {arguments.minutes:g} --ranks {arguments.ranks} --write`."
     )
     print(text)

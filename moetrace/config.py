@@ -53,6 +53,10 @@ class Config:
     """Intervals that one step may record; a step with more is dropped (and counted)."""
     queue_steps: int = 256
     """Steps that may wait for the exporter; the oldest is dropped (and counted) beyond it."""
+    spool_dir: str = ""
+    """Directory for steps that the collector does not take now, sent when it is back; empty: none."""
+    spool_max_bytes: int = 256 * 2**20
+    """Disk space of this rank's spool, bytes; the oldest steps give way (and are counted) beyond it."""
     export_timeout_s: float = 5.0
     """Longest single export call, seconds."""
     shutdown_timeout_s: float = 5.0
@@ -67,7 +71,13 @@ class Config:
                 raise ConfigError(f"endpoint={self.endpoint!r}: a URL like http://127.0.0.1:4318 expected")
         if self.clock not in ("auto", "host", "cuda"):
             raise ConfigError(f"clock={self.clock!r}: one of auto, host, cuda expected")
-        for name, low in (("buffers", 1), ("max_intervals", 16), ("queue_steps", 1), ("warmup_steps", 0)):
+        for name, low in (
+            ("buffers", 1),
+            ("max_intervals", 16),
+            ("queue_steps", 1),
+            ("warmup_steps", 0),
+            ("spool_max_bytes", 2**20),
+        ):
             if getattr(self, name) < low:
                 raise ConfigError(f"{name}={getattr(self, name)}: {low} or more expected")
         if self.max_intervals > MOST_INTERVALS:

@@ -27,6 +27,7 @@ class SelfMetrics:
     expected_sites: int = 0
     seen_sites: int = 0
     queue_steps: int = 0
+    spooled_steps: int = 0
 
     def drop(self, reason: DropReason, count: int = 1) -> None:
         """Count dropped steps."""

@@ -69,6 +69,7 @@ class _SelfCollector(Collector):
         yield _gauge(catalogue.SELF_EXPECTED_SITES, m.expected_sites)
         yield _gauge(catalogue.SELF_SEEN_SITES, m.seen_sites)
         yield _gauge(catalogue.SELF_EXPORT_QUEUE_STEPS, m.queue_steps)
+        yield _gauge(catalogue.SELF_SPOOLED_STEPS, m.spooled_steps)
 
 
 def _counter(spec: catalogue.MetricSpec, values: dict[Any, int]) -> CounterMetricFamily:

@@ -133,6 +133,10 @@ class DropReason(StrEnum):
     """A step was replaced before it ended."""
     INTERNAL_ERROR = "internal_error"
     """A fault of the tracer itself; see moetrace_self_errors_total."""
+    SPOOL_FULL = "spool_full"
+    """The spool on disk was full; its oldest steps gave way."""
+    SPOOL_FAILED = "spool_failed"
+    """The disk of the spool did not take or give it."""
 
 
 class RejectReason(StrEnum):
@@ -244,6 +248,8 @@ DROP_REASON_BY_CODE: dict[int, DropReason] = {
     5: DropReason.SHUTDOWN_DEADLINE,
     6: DropReason.STEP_ABORTED,
     7: DropReason.INTERNAL_ERROR,
+    8: DropReason.SPOOL_FULL,
+    9: DropReason.SPOOL_FAILED,
 }
 """Wire code -> DropReason."""
 DROP_REASON_CODE: dict[DropReason, int] = {member: code for code, member in DROP_REASON_BY_CODE.items()}
