@@ -1,4 +1,4 @@
-"""With a spool nothing is dropped while the collector is away: it waits on disk, bounded, and goes in order."""
+"""With a spool nothing is dropped while the collector is away: it waits on disk and goes in order."""
 
 from __future__ import annotations
 
