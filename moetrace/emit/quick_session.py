@@ -1,8 +1,9 @@
 """The HTTP session under the OTLP exporter, made cheap: it works in the model's own process.
 
-The exporter of opentelemetry compresses at gzip's level 9, which for packed columns takes some twenty
-times as long as level 1 to save a tenth of the bytes, and requests looks up the proxies of the
-environment for every request. This session compresses at level 1 and looks them up once.
+The exporter of opentelemetry compresses at gzip's level 9, which for packed columns takes twenty to a
+hundred times as long as level 1 to save a tenth of the bytes (benchmarks/wire_size.py), and requests
+looks up the proxies of the environment for every request. This session compresses at level 1 and looks
+them up once.
 """
 
 from __future__ import annotations
