@@ -39,7 +39,7 @@ def test_layers_show_both_exchanges_and_count_admitted_and_dropped(
 
 
 def test_autoep_layers_are_found_after_the_engine_has_put_them_in() -> None:
-    """Blocks of a transformers model that AutoEP replaced: exchanges, router's counts, same bits, restored."""
+    """Blocks of a transformers model that AutoEP replaced: exchanges, counts, same bits, restored."""
     python = interpreter("deepspeed", "deepspeed.module_inject.auto_ep_layer")
     for rank in reports(run_case(python, "deepspeed_autoep", ranks=2, DS_ACCELERATOR="cpu")):
         assert rank["blocks"] == ["AutoEPMoELayer", "AutoEPMoELayer"]

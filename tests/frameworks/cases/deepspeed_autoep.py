@@ -36,7 +36,7 @@ CONFIG = {
 
 
 def let_the_versions_meet() -> None:
-    """DeepSpeed 0.19 asks transformers' registry by name and with a default, which that of 5.24 does not take."""
+    """DeepSpeed 0.19 asks transformers' registry by name with a default; that of 5.24 takes neither."""
     from transformers.utils import output_capturing
 
     have = output_capturing._CAN_RECORD_REGISTRY
