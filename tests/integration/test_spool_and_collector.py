@@ -17,7 +17,6 @@ from moetrace.guard import Guard
 from moetrace.self_metrics import SelfMetrics
 from unit.moetrace.records import step_record
 
-
 CONTEXT = RankContext(
     run_id="spooled", rank=0, world_size=1, ep_rank=0, ep_size=1, ep_group=0, host_name="node-1"
 )
