@@ -95,18 +95,19 @@ def sending() -> Iterator[Senders]:
 def test_kills_at_random_points_under_load_lose_nothing_acknowledged(tmp_path: Path) -> None:
     """SIGKILL again and again while four ranks send: in the end every acknowledged rank step is stored.
 
-    Each step has all its ranks, and the step that spans a kill is complete as every other.
+    Each step has all its ranks, and the step that spans a kill is complete as every other. Ranks are waited
+    for without end here, so that only a loss can make one missing.
     """
     chance = random.Random(7)
     with sending() as senders:
         for _ in range(NUM_KILLS):
-            with collector(tmp_path) as process:
+            with collector(tmp_path, "--join-timeout-s", "600") as process:
                 senders.process = process
                 senders.wait_for(len(senders.acknowledged) + chance.randrange(1, 200))
                 assert_law(process)
                 process.process.kill()
                 process.process.wait()
-        with collector(tmp_path) as process:
+        with collector(tmp_path, "--join-timeout-s", "600") as process:
             senders.process = process
             senders.wait_for(len(senders.acknowledged) + 40)
             senders.stop.set()
