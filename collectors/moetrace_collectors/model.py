@@ -84,6 +84,8 @@ class RankStep:
     model_version: str = ""
     cohort: str = ""
     placement_version: int = 0
+    sent_run_id: str = ""
+    """The run id on the wire, where another run had used it before; empty where `run_id` is it."""
     phases: PhaseColumns
     experts: tuple[ExpertCounts, ...] = ()
     traffic: tuple[TrafficRow, ...] = ()

@@ -4,8 +4,10 @@
 
     OTLP/HTTP --+                          worker thread
     OTLP/gRPC --+-> decode -> intake (bounded) -> joiner -> verdict, loads -> sinks: ClickHouse, Prometheus
-                       |         |
-                       |         full: 429 / RESOURCE_EXHAUSTED, the sender tries again
+                       |        |    ^
+                       |   write-ahead log: durable before the answer; a backlog waits there
+                       |        |
+                       |        full: 429 / RESOURCE_EXHAUSTED; disk refuses: 503 / UNAVAILABLE
                        +-> rejections, in the answer as partial success, and to the dead letter
 """
 
@@ -13,8 +15,9 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -23,9 +26,10 @@ from moetrace_collectors import owner
 from moetrace_collectors.config import CollectorConfig
 from moetrace_collectors.dead_letter import DeadLetter
 from moetrace_collectors.decode import Decoded, decode
-from moetrace_collectors.events import MAX_PAYLOAD_BYTES, Rejection
+from moetrace_collectors.events import MAX_PAYLOAD_BYTES, EventKind, Rejection
 from moetrace_collectors.intake import Intake
 from moetrace_collectors.joiner import Joiner, JoinWindow, size_bytes
+from moetrace_collectors.journal import Journal, open_journal
 from moetrace_collectors.migrate import migrate
 from moetrace_collectors.read_only_query import (
     EmbeddedQueryRunner,
@@ -33,13 +37,13 @@ from moetrace_collectors.read_only_query import (
     QueryRunner,
     ServerQueryRunner,
 )
-from moetrace_collectors.receivers.handler import Accepted, OverloadedError
+from moetrace_collectors.receivers.handler import Accepted, NotDurableError, OverloadedError, Wire
 from moetrace_collectors.receivers.http_server import HttpServer
 from moetrace_collectors.receivers.otlp_grpc import OtlpGrpcReceiver
 from moetrace_collectors.receivers.otlp_http import OtlpHttpReceiver
 from moetrace_collectors.receivers.pages import Pages
 from moetrace_collectors.run_directory import RunDirectory
-from moetrace_collectors.self_metrics import SelfMetrics, make_registry
+from moetrace_collectors.self_metrics import SelfMetrics, WalMetrics, make_registry
 from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import RetryPolicy
 from moetrace_collectors.sinks.clickhouse import ClickHouseSink
@@ -47,30 +51,46 @@ from moetrace_collectors.sinks.prometheus import PrometheusSink
 from moetrace_collectors.store import open_client
 from moetrace_collectors.summary import layer_loads
 from moetrace_collectors.verdict.engine import VerdictEngine
+from moetrace_collectors.wal.log import Position, WalFullError, WalUnavailableError
 from moetrace_collectors.worker import Clocks, Worker
 from moetrace_schemas.enums import RejectReason
 
 NS_PER_S = 1e9
 RETRY_AFTER_S = 1
+UNAVAILABLE_RETRY_AFTER_S = 5
 GRPC_GRACE_S = 5.0
 
 logger = logging.getLogger(__name__)
 
 
 class RequestHandler:
-    """Decodes a request and offers it to the intake; behind both receivers, in their threads."""
+    """Decodes a request, queues it, makes it durable; behind both receivers, in their threads."""
 
-    def __init__(self, *, intake: Intake, metrics: SelfMetrics, max_world_size: int) -> None:
+    def __init__(
+        self, *, intake: Intake, metrics: SelfMetrics, max_world_size: int, journal: Journal | None = None
+    ) -> None:
         self._intake = intake
         self._metrics = metrics
         self._max_world_size = max_world_size
+        self._journal = journal
 
-    def take(self, request: ExportTraceServiceRequest) -> Accepted:
+    def take(self, request: ExportTraceServiceRequest, wire: Wire | None = None) -> Accepted:
         """See TraceHandler."""
         decoded = self._decode(request)
         size = sum(size_bytes(step) for step in decoded.rank_steps)
         size += sum(len(rejection.payload) for rejection in decoded.rejected)
-        if not self._intake.offer(decoded.rank_steps, decoded.rejected, size_bytes=size):
+        log = None if self._journal is None else _appender(self._journal, request, wire)
+        try:
+            receipt = self._intake.offer(decoded.rank_steps, decoded.rejected, size_bytes=size, log=log)
+            if receipt is not None and receipt.position is not None and self._journal is not None:
+                self._journal.commit(receipt.position)
+        except WalFullError as error:
+            self._metrics.throttled.add()
+            raise OverloadedError(f"{error}: the store is behind", retry_after_s=RETRY_AFTER_S) from error
+        except WalUnavailableError as error:
+            self._metrics.unavailable.add()
+            raise NotDurableError(str(error), retry_after_s=UNAVAILABLE_RETRY_AFTER_S) from error
+        if receipt is None:
             self._metrics.throttled.add()
             raise OverloadedError("the collector's queue is full", retry_after_s=RETRY_AFTER_S)
         self._metrics.foreign_spans.add(decoded.num_foreign_spans)
@@ -100,6 +120,14 @@ class RequestHandler:
             return Decoded(rank_steps=(), rejected=(rejection,), num_foreign_spans=0)
 
 
+def _appender(
+    journal: Journal, request: ExportTraceServiceRequest, wire: Wire | None
+) -> Callable[[int], Position]:
+    # Made before the queue's lock is taken: serialising can take long.
+    kept = wire if wire is not None else Wire(body=request.SerializeToString())
+    return lambda arrived_ns: journal.append(kept, arrived_ns=arrived_ns)
+
+
 class Pipeline:
     """A collector: opened when made, running between `start` and `stop`."""
 
@@ -120,12 +148,17 @@ class Pipeline:
         book = SeriesBook()
         self._metrics = metrics = SelfMetrics(book)
         self._num_lost_rows = 0
+        journal = _journal(config, clocks, undo) if config.wal else None
         self._intake = Intake(
             max_requests=config.queue_requests,
             max_bytes=config.queue_bytes,
             clock_ns=clocks.monotonic_ns,
+            num_replayed=journal.recovery.num_requests if journal is not None else 0,
+            read_log=journal.read if journal is not None else None,
         )
-        handler = RequestHandler(intake=self._intake, metrics=metrics, max_world_size=config.max_world_size)
+        handler = RequestHandler(
+            intake=self._intake, metrics=metrics, max_world_size=config.max_world_size, journal=journal
+        )
         # Ports before the store: a taken port is known at once, an embedded store takes a second to open.
         self._grpc = (
             OtlpGrpcReceiver(
@@ -133,6 +166,7 @@ class Pipeline:
                 host=config.host,
                 port=config.grpc_port,
                 max_message_bytes=config.max_decompressed_bytes,
+                on_unread=metrics.unread_calls.add,
             )
             if config.grpc
             else None
@@ -145,6 +179,10 @@ class Pipeline:
         undo.callback(client.close)
         migrate(client, database=config.database)
         registry = make_registry(book, self._intake.snapshot)
+        if journal is not None:
+            registry.register(
+                WalMetrics(num_bytes=lambda: journal.num_bytes, num_syncs=lambda: journal.num_syncs)
+            )
         pages = Pages(registry=registry, queries=_query_runner(config, undo), is_healthy=self.is_alive)
         otlp = OtlpHttpReceiver(
             handler,
@@ -173,16 +211,17 @@ class Pipeline:
             store_dsn=config.store.display,
             database=config.database,
         )
+        joiner = Joiner(
+            JoinWindow(
+                timeout_ns=int(config.join_timeout_s * NS_PER_S),
+                max_steps=config.max_pending_steps,
+                max_bytes=config.max_pending_bytes,
+                max_closed_steps=config.max_closed_steps,
+            )
+        )
         self._worker = Worker(
             intake=self._intake,
-            joiner=Joiner(
-                JoinWindow(
-                    timeout_ns=int(config.join_timeout_s * NS_PER_S),
-                    max_steps=config.max_pending_steps,
-                    max_bytes=config.max_pending_bytes,
-                    max_closed_steps=config.max_closed_steps,
-                )
-            ),
+            joiner=joiner,
             judge=VerdictEngine(),
             layer_loads=layer_loads,
             # Prometheus first: it cannot fail, and a store that is away must not delay it.
@@ -193,7 +232,10 @@ class Pipeline:
             retry=RetryPolicy(),
             shutdown_timeout_s=config.shutdown_timeout_s,
             on_runs=self._note_runs,
+            log=journal,
         )
+        if journal is not None:
+            restore(journal, joiner, self._worker, metrics)
 
     @property
     def note(self) -> owner.OwnerNote:
@@ -204,6 +246,11 @@ class Pipeline:
     def num_lost_rows(self) -> int:
         """Rows that were given up so far."""
         return self._num_lost_rows
+
+    @property
+    def is_log_behind(self) -> bool:
+        """Whether it stopped with requests in the write-ahead log that are not stored yet."""
+        return self._worker.is_log_behind
 
     def start(self) -> None:
         """Receive; returns once requests are answered and collector.json says where."""
@@ -232,6 +279,41 @@ class Pipeline:
     def _rows_lost(self, table: str, num_rows: int) -> None:
         self._metrics.rows_lost(table, num_rows)
         self._num_lost_rows += num_rows
+
+
+def _journal(config: CollectorConfig, clocks: Clocks, undo: ExitStack) -> Journal:
+    journal = open_journal(
+        RunDirectory(path=config.directory).wal_path,
+        epoch=secrets.randbits(63),
+        now_ns=clocks.monotonic_ns(),
+        max_bytes=config.wal_max_bytes,
+        segment_bytes=config.wal_segment_bytes,
+        max_world_size=config.max_world_size,
+        max_decompressed_bytes=config.max_decompressed_bytes,
+    )
+    undo.callback(journal.close)
+    return journal
+
+
+def restore(journal: Journal, joiner: Joiner, worker: Worker, metrics: SelfMetrics) -> None:
+    """Give the joiner its memory back, and say in log, metrics and events what the log held."""
+    recovery = journal.recovery
+    for closed in recovery.closed:
+        try:
+            joiner.remember(closed)
+        except ValueError as error:
+            logger.warning("write-ahead log: %s; steps that are stored may be judged again", error)
+    metrics.wal_replayed.add(recovery.num_requests)
+    metrics.wal_damaged_bytes.add(recovery.num_damaged_bytes)
+    if recovery.num_requests:
+        worker.note(EventKind.REPLAYED, detail=f"{recovery.num_requests} requests in the write-ahead log")
+    if recovery.num_damaged_bytes:
+        detail = (
+            f"write-ahead log: {recovery.num_damaged_bytes} bytes at {recovery.num_damaged_places} places do "
+            f"not read and are passed over, {recovery.num_requests} requests do ({recovery.detail})"
+        )
+        logger.warning("%s", detail)
+        worker.note(EventKind.WAL_DAMAGED, reason="unreadable", detail=detail)
 
 
 def _query_runner(config: CollectorConfig, undo: ExitStack) -> QueryRunner:

@@ -152,6 +152,8 @@ class RejectReason(StrEnum):
     """Over the size limit, compressed or decompressed."""
     IDENTITY_MISMATCH = "identity_mismatch"
     """Trace id does not match run id and step, or ranks disagree on the world size."""
+    WAL_DAMAGED = "wal_damaged"
+    """Acknowledged, and then not readable in the write-ahead log of the running collector."""
 
 
 PHASE_BY_CODE: dict[int, Phase] = {
@@ -255,6 +257,7 @@ REJECT_REASON_BY_CODE: dict[int, RejectReason] = {
     4: RejectReason.UNSUPPORTED_SCHEMA_VERSION,
     5: RejectReason.BODY_TOO_LARGE,
     6: RejectReason.IDENTITY_MISMATCH,
+    7: RejectReason.WAL_DAMAGED,
 }
 """Wire code -> RejectReason."""
 REJECT_REASON_CODE: dict[RejectReason, int] = {member: code for code, member in REJECT_REASON_BY_CODE.items()}

@@ -140,7 +140,71 @@ COLLECTOR_THROTTLED_TOTAL = MetricSpec(
 COLLECTOR_PENDING = MetricSpec(
     name="moetrace_collector_pending",
     kind="gauge",
-    help="Rank steps waiting in the join window.",
+    help="Rank steps acknowledged and not yet joined: in memory, in the write-ahead log or in the join window.",
+    labels=(),
+    max_series=1,
+    side="collector",
+)
+COLLECTOR_UNAVAILABLE_TOTAL = MetricSpec(
+    name="moetrace_collector_unavailable_total",
+    kind="counter",
+    help="Requests told to come back because they could not be made durable; nothing of them was acknowledged.",
+    labels=(),
+    max_series=1,
+    side="collector",
+)
+COLLECTOR_UNREAD_CALLS_TOTAL = MetricSpec(
+    name="moetrace_collector_unread_calls_total",
+    kind="counter",
+    help="gRPC calls that ended before their message was read: larger than gRPC takes, or the client went away.",
+    labels=(),
+    max_series=1,
+    side="collector",
+)
+COLLECTOR_REUSED_RUN_IDS_TOTAL = MetricSpec(
+    name="moetrace_collector_reused_run_ids_total",
+    kind="counter",
+    help="Runs that came under the id of an earlier run and are stored apart.",
+    labels=(),
+    max_series=1,
+    side="collector",
+)
+COLLECTOR_WAL_BYTES = MetricSpec(
+    name="moetrace_collector_wal_bytes",
+    kind="gauge",
+    help="Size of the write-ahead log.",
+    labels=(),
+    max_series=1,
+    side="collector",
+)
+COLLECTOR_WAL_BACKLOG_REQUESTS = MetricSpec(
+    name="moetrace_collector_wal_backlog_requests",
+    kind="gauge",
+    help="Requests that wait in the write-ahead log because memory is full or the collector has just started.",
+    labels=(),
+    max_series=1,
+    side="collector",
+)
+COLLECTOR_WAL_SYNCS_TOTAL = MetricSpec(
+    name="moetrace_collector_wal_syncs_total",
+    kind="counter",
+    help="Syncs of the write-ahead log; requests of one moment share one.",
+    labels=(),
+    max_series=1,
+    side="collector",
+)
+COLLECTOR_WAL_REPLAYED_TOTAL = MetricSpec(
+    name="moetrace_collector_wal_replayed_total",
+    kind="counter",
+    help="Requests found in the write-ahead log at the start and read again.",
+    labels=(),
+    max_series=1,
+    side="collector",
+)
+COLLECTOR_WAL_DAMAGED_BYTES_TOTAL = MetricSpec(
+    name="moetrace_collector_wal_damaged_bytes_total",
+    kind="counter",
+    help="Bytes of the write-ahead log that could not be read at the start.",
     labels=(),
     max_series=1,
     side="collector",
@@ -427,6 +491,14 @@ ALL: tuple[MetricSpec, ...] = (
     COLLECTOR_REJECTED_TOTAL,
     COLLECTOR_THROTTLED_TOTAL,
     COLLECTOR_PENDING,
+    COLLECTOR_UNAVAILABLE_TOTAL,
+    COLLECTOR_UNREAD_CALLS_TOTAL,
+    COLLECTOR_REUSED_RUN_IDS_TOTAL,
+    COLLECTOR_WAL_BYTES,
+    COLLECTOR_WAL_BACKLOG_REQUESTS,
+    COLLECTOR_WAL_SYNCS_TOTAL,
+    COLLECTOR_WAL_REPLAYED_TOTAL,
+    COLLECTOR_WAL_DAMAGED_BYTES_TOTAL,
     COLLECTOR_STEPS_TOTAL,
     COLLECTOR_MISSING_RANKS_TOTAL,
     COLLECTOR_FOREIGN_SPANS_TOTAL,

@@ -73,7 +73,7 @@ def parse(body: bytes, *, content_type: str) -> ExportTraceServiceRequest:
     Raises:
         BodyError: another content type, or a body that is not what it says.
     """
-    kind = content_type.partition(";")[0].strip().lower()
+    kind = media_type(content_type)
     if kind == PROTOBUF:
         return parse_protobuf(body)
     if kind == JSON:
@@ -83,6 +83,11 @@ def parse(body: bytes, *, content_type: str) -> ExportTraceServiceRequest:
         status=415,
         reason=RejectReason.MALFORMED_REQUEST,
     )
+
+
+def media_type(content_type: str) -> str:
+    """A content type without its parameters, in lower case."""
+    return content_type.partition(";")[0].strip().lower()
 
 
 def parse_protobuf(body: bytes) -> ExportTraceServiceRequest:

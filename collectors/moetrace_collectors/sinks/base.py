@@ -35,6 +35,10 @@ class Sink(Protocol):
     def num_waiting_steps(self) -> int:
         """Joined steps taken and not yet written."""
 
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether anything that it was given is not written yet, rows of steps and events alike."""
+
     def take_step(self, result: StepResult) -> None:
         """A step has closed."""
 

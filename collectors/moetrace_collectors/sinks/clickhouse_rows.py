@@ -1,4 +1,4 @@
-"""Records -> columns of the ClickHouse tables. Pure; part of the ClickHouse sink.
+"""Records -> columns of the small ClickHouse tables; clickhouse_columns has the large. Pure; part of the sink.
 
 Column names are those of the migrations; a test compares them. Times go in as integers: ticks of the
 column's DateTime64 scale.
@@ -13,15 +13,13 @@ from typing import Any
 from moetrace_collectors.events import CollectorEvent
 from moetrace_collectors.model import RankStep
 from moetrace_collectors.sinks.base import StepResult
+from moetrace_collectors.sinks.clickhouse_columns import (
+    TableColumns,
+    expert_loads,
+    phase_spans,
+    rank_traffic,
+)
 from moetrace_schemas import identity
-from moetrace_schemas.columns import RowFlag
-from moetrace_schemas.enums import COUNT_KIND_BY_CODE, DIRECTION_BY_CODE, PHASE_BY_CODE, CountKind
-
-NS_PER_MS = 1_000_000
-_PHASES = {code: phase.value for code, phase in PHASE_BY_CODE.items()}
-_DIRECTIONS = {code: direction.value for code, direction in DIRECTION_BY_CODE.items()}
-_COUNT_KINDS = {code: kind.value for code, kind in COUNT_KIND_BY_CODE.items()}
-_ROUTED = next(code for code, kind in COUNT_KIND_BY_CODE.items() if kind is CountKind.ROUTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,110 +46,18 @@ class _Builder:
         for column, value in zip(self._columns, values, strict=True):
             column.append(value)
 
-    def add_rows(self, count: int, *values: Any) -> None:
-        """`count` rows; a list is a column of that length, anything else is the same in every row."""
-        for column, value in zip(self._columns, values, strict=True):
-            column.extend(value if isinstance(value, list) else [value] * count)
-
     def rows(self) -> TableRows:
         return TableRows(table=self._table, names=self._names, columns=self._columns)
 
 
-def rank_step_rows(rank_steps: Sequence[RankStep], *, late: bool) -> tuple[TableRows, ...]:
+def rank_step_rows(rank_steps: Sequence[RankStep], *, late: bool) -> tuple[TableColumns | TableRows, ...]:
     """Everything that rank steps themselves say: phase_spans, expert_loads, rank_traffic, rank_steps."""
     return (
-        _phase_spans(rank_steps),
-        _expert_loads(rank_steps),
-        _rank_traffic(rank_steps),
+        phase_spans(rank_steps),
+        expert_loads(rank_steps),
+        rank_traffic(rank_steps),
         _rank_steps(rank_steps, late),
     )
-
-
-def _phase_spans(rank_steps: Iterable[RankStep]) -> TableRows:
-    builder = _Builder(
-        "phase_spans", "run_id", "step", "layer", "phase", "direction", "microbatch", "ordinal", "rank",
-        "is_barrier", "ep_group", "ep_rank", "forward_mode", "cohort", "stream", "flags", "start_time",
-        "duration_ns", "bytes", "rows",
-    )  # fmt: skip
-    for step in rank_steps:
-        phases = step.phases
-        builder.add_rows(
-            len(phases),
-            step.run_id,
-            step.step,
-            phases.layer.tolist(),
-            [_PHASES[code] for code in phases.phase.tolist()],
-            [_DIRECTIONS[code] for code in phases.direction.tolist()],
-            phases.microbatch.tolist(),
-            phases.ordinal.tolist(),
-            step.rank,
-            (phases.flags & int(RowFlag.BARRIER)).tolist(),
-            step.ep_group,
-            step.ep_rank,
-            step.forward_mode.value,
-            step.cohort,
-            phases.stream.tolist(),
-            phases.flags.tolist(),
-            (phases.start_offset_ns + step.start_unix_ns).tolist(),
-            phases.duration_ns.tolist(),
-            phases.bytes.tolist(),
-            phases.rows.tolist(),
-        )
-    return builder.rows()
-
-
-def _expert_loads(rank_steps: Iterable[RankStep]) -> TableRows:
-    builder = _Builder(
-        "expert_loads", "run_id", "step", "layer", "count_kind", "forward_mode", "cohort", "rank",
-        "microbatch", "expert", "count", "placement_version", "step_time",
-    )  # fmt: skip
-    for step in rank_steps:
-        for entry in step.experts:
-            # Zeros are kept for routed, so that a dead expert shows; the other kinds are sparse.
-            experts = (
-                range(len(entry.counts)) if entry.kind == _ROUTED else entry.counts.nonzero()[0].tolist()
-            )
-            builder.add_rows(
-                len(experts),
-                step.run_id,
-                step.step,
-                entry.layer,
-                _COUNT_KINDS[entry.kind],
-                step.forward_mode.value,
-                step.cohort,
-                step.rank,
-                step.microbatch,
-                list(experts),
-                entry.counts.tolist() if entry.kind == _ROUTED else entry.counts[experts].tolist(),
-                step.placement_version,
-                step.start_unix_ns // NS_PER_MS,
-            )
-    return builder.rows()
-
-
-def _rank_traffic(rank_steps: Iterable[RankStep]) -> TableRows:
-    builder = _Builder(
-        "rank_traffic", "run_id", "step", "layer", "phase", "forward_mode", "source_rank",
-        "destination_ep_rank", "microbatch", "rows", "bytes", "source_host", "step_time",
-    )  # fmt: skip
-    for step in rank_steps:
-        for entry in step.traffic:
-            builder.add_rows(
-                len(entry.rows),
-                step.run_id,
-                step.step,
-                entry.layer,
-                _PHASES[entry.phase],
-                step.forward_mode.value,
-                step.rank,
-                list(range(len(entry.rows))),
-                step.microbatch,
-                entry.rows.tolist(),
-                (entry.rows * entry.row_bytes).tolist(),
-                step.host_name,
-                step.start_unix_ns // NS_PER_MS,
-            )
-    return builder.rows()
 
 
 def _rank_steps(rank_steps: Iterable[RankStep], late: bool) -> TableRows:
@@ -166,7 +72,7 @@ def _rank_steps(rank_steps: Iterable[RankStep], late: bool) -> TableRows:
             step.step,
             step.rank,
             step.microbatch,
-            f"{identity.trace_id(step.run_id, step.step):032x}",
+            f"{identity.trace_id(step.sent_run_id or step.run_id, step.step):032x}",
             step.world_size,
             step.ep_group,
             step.ep_rank,

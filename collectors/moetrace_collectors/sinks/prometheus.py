@@ -46,6 +46,7 @@ class PrometheusSink:
 
     name = "prometheus"
     num_waiting_steps = 0
+    has_unwritten = False
 
     def __init__(self, book: SeriesBook, *, series_budget: int) -> None:
         """Make the domain metrics in `book`.

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from moetrace_collectors.intake import LedgerSnapshot
 from moetrace_collectors.model import BarrierResult, JoinedStep, LayerLoad, StepVerdict, Suspect
-from moetrace_collectors.self_metrics import SelfMetrics, make_registry
+from moetrace_collectors.self_metrics import SelfMetrics, WalMetrics, make_registry
 from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import StepResult
 from moetrace_collectors.sinks.exchange_overlap import exchange_time_ns
@@ -220,7 +220,9 @@ def test_exposed_names_and_labels_are_those_of_the_catalogue() -> None:
     snapshot = LedgerSnapshot(
         received=1, joined=1, late=0, duplicate=0, pending=0, rejected={RejectReason.BODY_TOO_LARGE: 1}
     )
-    text = generate_latest(make_registry(book, lambda: snapshot)).decode()
+    registry = make_registry(book, lambda: snapshot)
+    registry.register(WalMetrics(num_bytes=lambda: 5, num_syncs=lambda: 1))
+    text = generate_latest(registry).decode()
     catalogue = {spec.name: spec for spec in metrics.ALL if spec.side == "collector"}
     seen = set()
     for family in text_string_to_metric_families(text):
