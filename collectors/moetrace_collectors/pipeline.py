@@ -16,10 +16,16 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from moetrace_collectors import owner
+from moetrace_collectors.access.control import AccessControl
+from moetrace_collectors.access.rate_limit import RateLimiter
+from moetrace_collectors.access.scopes import RouteScopes
+from moetrace_collectors.access.tls import ServerTls
+from moetrace_collectors.access.tokens import TokenBook
 from moetrace_collectors.config import CollectorConfig
 from moetrace_collectors.dead_letter import DeadLetter
 from moetrace_collectors.decode import Decoded, decode
@@ -36,7 +42,9 @@ from moetrace_collectors.read_only_query import (
 from moetrace_collectors.receivers.handler import Accepted, OverloadedError
 from moetrace_collectors.receivers.http_server import HttpServer
 from moetrace_collectors.receivers.otlp_grpc import OtlpGrpcReceiver
+from moetrace_collectors.receivers.otlp_http import SCOPES as OTLP_SCOPES
 from moetrace_collectors.receivers.otlp_http import OtlpHttpReceiver
+from moetrace_collectors.receivers.pages import SCOPES as PAGE_SCOPES
 from moetrace_collectors.receivers.pages import Pages
 from moetrace_collectors.run_directory import RunDirectory
 from moetrace_collectors.self_metrics import SelfMetrics, make_registry
@@ -125,6 +133,17 @@ class Pipeline:
             max_bytes=config.queue_bytes,
             clock_ns=clocks.monotonic_ns,
         )
+        self._tokens = _tokens(config)
+        self._tls = ServerTls(config.tls_files) if config.tls_files is not None else None
+        self._control = AccessControl(
+            tokens=self._tokens,
+            limiter=RateLimiter(
+                per_second=config.client_requests_per_s,
+                burst=config.client_request_burst,
+                clock_ns=clocks.monotonic_ns,
+            ),
+            on_refused=metrics.refused,
+        )
         handler = RequestHandler(intake=self._intake, metrics=metrics, max_world_size=config.max_world_size)
         # Ports before the store: a taken port is known at once, an embedded store takes a second to open.
         self._grpc = (
@@ -133,25 +152,42 @@ class Pipeline:
                 host=config.host,
                 port=config.grpc_port,
                 max_message_bytes=config.max_decompressed_bytes,
+                max_spans=config.max_spans_per_request,
+                control=self._control,
+                tls=self._tls,
             )
             if config.grpc
             else None
         )
         if self._grpc is not None:
             undo.callback(self._grpc.stop, grace_s=0.0)
-        self._http = HttpServer(host=config.host, port=config.http_port)
+        self._http = HttpServer(
+            host=config.host, port=config.http_port, tls=self._tls, max_connections=config.max_connections
+        )
         undo.callback(self._http.stop)
         client = open_client(config.store)
         undo.callback(client.close)
         migrate(client, database=config.database)
         registry = make_registry(book, self._intake.snapshot)
-        pages = Pages(registry=registry, queries=_query_runner(config, undo), is_healthy=self.is_alive)
+        pages = Pages(
+            registry=registry,
+            queries=_query_runner(config, undo),
+            is_healthy=self.is_alive,
+            on_query_failed=metrics.query_failed,
+            reload=lambda: self.refresh_access(force=True),
+        )
         otlp = OtlpHttpReceiver(
             handler,
             max_body_bytes=config.max_body_bytes,
             max_decompressed_bytes=config.max_decompressed_bytes,
+            max_spans=config.max_spans_per_request,
         )
         self._routes = [otlp.route(), *pages.routes()]
+        self._scopes: RouteScopes = {
+            **OTLP_SCOPES,
+            **PAGE_SCOPES,
+            **({"/metrics": None} if config.open_metrics else {}),
+        }
         dead_letter = DeadLetter(
             RunDirectory(path=config.directory).dead_letter_path, max_bytes=config.dead_letter_bytes
         )
@@ -168,7 +204,7 @@ class Pipeline:
         host = f"[{config.host}]" if ":" in config.host else config.host
         self._note = owner.OwnerNote(
             pid=os.getpid(),
-            http_address=f"http://{host}:{self._http.port}",
+            http_address=f"{'https' if self._tls is not None else 'http'}://{host}:{self._http.port}",
             grpc_address=f"{host}:{self._grpc.port}" if self._grpc is not None else "",
             store_dsn=config.store.display,
             database=config.database,
@@ -210,8 +246,15 @@ class Pipeline:
         self._worker.start()
         if self._grpc is not None:
             self._grpc.start()
-        self._http.start(self._routes)
+        self._http.start(self._routes, control=self._control, scopes=self._scopes)
         self._ownership.write_note(self._note)
+
+    def refresh_access(self, *, force: bool = False) -> None:
+        """Read tokens and certificate again where their files have changed; cheap, to be called often."""
+        if self._tokens is not None:
+            self._tokens.refresh(force=force)
+        if self._tls is not None:
+            self._tls.refresh()
 
     def is_alive(self) -> bool:
         """Whether the worker runs; without it nothing that is received would be stored."""
@@ -232,6 +275,16 @@ class Pipeline:
     def _rows_lost(self, table: str, num_rows: int) -> None:
         self._metrics.rows_lost(table, num_rows)
         self._num_lost_rows += num_rows
+
+
+def _tokens(config: CollectorConfig) -> TokenBook | None:
+    if not config.token_file and not config.environment_tokens:
+        return None
+    return TokenBook(
+        file=Path(config.token_file) if config.token_file else None,
+        environment=config.environment_tokens,
+        variable=config.token_variable,
+    )
 
 
 def _query_runner(config: CollectorConfig, undo: ExitStack) -> QueryRunner:

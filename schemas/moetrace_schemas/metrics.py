@@ -137,6 +137,22 @@ COLLECTOR_THROTTLED_TOTAL = MetricSpec(
     max_series=1,
     side="collector",
 )
+COLLECTOR_REFUSED_TOTAL = MetricSpec(
+    name="moetrace_collector_refused_total",
+    kind="counter",
+    help="Requests and connections turned away before anything of them was read: no right, too many, too slow.",
+    labels=("reason",),
+    max_series=16,
+    side="collector",
+)
+COLLECTOR_QUERY_FAILURES_TOTAL = MetricSpec(
+    name="moetrace_collector_query_failures_total",
+    kind="counter",
+    help="SQL queries that were not answered, by why.",
+    labels=("reason",),
+    max_series=16,
+    side="collector",
+)
 COLLECTOR_PENDING = MetricSpec(
     name="moetrace_collector_pending",
     kind="gauge",
@@ -426,6 +442,8 @@ ALL: tuple[MetricSpec, ...] = (
     COLLECTOR_DUPLICATE_TOTAL,
     COLLECTOR_REJECTED_TOTAL,
     COLLECTOR_THROTTLED_TOTAL,
+    COLLECTOR_REFUSED_TOTAL,
+    COLLECTOR_QUERY_FAILURES_TOTAL,
     COLLECTOR_PENDING,
     COLLECTOR_STEPS_TOTAL,
     COLLECTOR_MISSING_RANKS_TOTAL,

@@ -12,11 +12,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from moetrace_collectors.access.scopes import RouteScopes, Scope
 from moetrace_collectors.receivers.handler import OverloadedError, TraceHandler, response
 from moetrace_collectors.receivers.otlp_body import JSON, PROTOBUF, BodyError, decompress, parse, too_large
+from moetrace_collectors.receivers.wire_budget import MAX_SPANS
 from moetrace_schemas.enums import RejectReason
 
 PATH = "/v1/traces"
+SCOPES: RouteScopes = {PATH: Scope.INGEST}
 BODY_TIMEOUT_S = 30.0
 """A sender that takes longer to send its body gives its place to others."""
 MAX_CONCURRENT = 16
@@ -28,10 +31,18 @@ _GRPC_INVALID_ARGUMENT, _GRPC_UNAVAILABLE = 3, 14
 class OtlpHttpReceiver:
     """Reads, decodes and answers; what a request means is the handler's matter."""
 
-    def __init__(self, handler: TraceHandler, *, max_body_bytes: int, max_decompressed_bytes: int) -> None:
+    def __init__(
+        self,
+        handler: TraceHandler,
+        *,
+        max_body_bytes: int,
+        max_decompressed_bytes: int,
+        max_spans: int = MAX_SPANS,
+    ) -> None:
         self._handler = handler
         self._max_body_bytes = max_body_bytes
         self._max_decompressed_bytes = max_decompressed_bytes
+        self._max_spans = max_spans
         self._places = asyncio.Semaphore(MAX_CONCURRENT)
 
     def route(self) -> Route:
@@ -75,7 +86,7 @@ class OtlpHttpReceiver:
             plain = decompress(body, encoding=encoding, max_bytes=self._max_decompressed_bytes)
             if len(plain) > self._max_decompressed_bytes:
                 raise too_large(self._max_decompressed_bytes, "after decompression")
-            accepted = self._handler.take(parse(plain, content_type=content_type))
+            accepted = self._handler.take(parse(plain, content_type=content_type, max_spans=self._max_spans))
         except BodyError as error:
             self._handler.refuse(error.reason, str(error), body)
             return _answer(_status(_GRPC_INVALID_ARGUMENT, str(error)), content_type, error.status)
