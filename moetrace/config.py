@@ -80,6 +80,10 @@ class Config:
                 raise ConfigError(f"{name}={getattr(self, name)}: {low} or more expected")
         if self.max_intervals > MOST_INTERVALS:
             raise ConfigError(f"max_intervals={self.max_intervals}: {MOST_INTERVALS} or less expected")
+        for name in ("token_file", "ca_file", "client_certificate", "client_key"):
+            path = getattr(self, name)
+            if path and not os.path.isfile(path):
+                raise ConfigError(f"{name}={path!r}: no such file")
         if self.client_key and not self.client_certificate:
             raise ConfigError("client_key needs client_certificate")
         for name in ("export_timeout_s", "shutdown_timeout_s"):

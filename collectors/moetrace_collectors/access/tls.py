@@ -37,6 +37,7 @@ class ServerTls:
         self._signature = self._stat()
         self.context = _context(files)
         self._pems = self._read()
+        self._said = ""
 
     def refresh(self) -> bool:
         """Take a renewed certificate; one that does not load changes nothing, and one line says so.
@@ -54,10 +55,11 @@ class ServerTls:
             self.context.load_cert_chain(self._files.certificate, self._files.key)
             self._pems = self._read()
         except (UsageError, OSError) as error:
-            if self._signature:
+            if str(error) != self._said:
+                self._said = str(error)
                 logger.warning("%s; the certificate read before stays in use", error)
-            self._signature = ()
             return False
+        self._said = ""
         return True
 
     def grpc_credentials(self) -> Any:
@@ -96,7 +98,7 @@ class ServerTls:
                 status = path.stat()
             except OSError as error:
                 raise UsageError(f"{name} = {path}: cannot be read ({error.strerror})") from error
-            marks += (status.st_mtime_ns, status.st_size, status.st_ino)
+            marks += (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
         return tuple(marks)
 
 

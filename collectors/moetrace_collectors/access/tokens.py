@@ -115,6 +115,7 @@ class TokenBook:
         self._fixed = parse_tokens(environment, source=f"${variable}")
         self._signature: tuple[int, ...] = ()
         self._tokens: tuple[Token, ...] = self._fixed
+        self._said = ""
         if file is not None:
             self._signature = _signature(file)
             self._tokens = self._read(file)
@@ -149,10 +150,11 @@ class TokenBook:
             self._signature = signature
             tokens = self._read(self._file)
         except UsageError as error:
-            if self._signature:
+            if str(error) != self._said:
+                self._said = str(error)
                 logger.warning("%s; the tokens read before stay valid", error)
-            self._signature = ()
             return False
+        self._said = ""
         changed = tokens != self._tokens
         self._tokens = tokens
         return changed
@@ -189,4 +191,4 @@ def _signature(file: Path) -> tuple[int, ...]:
         status = file.stat()
     except OSError as error:
         raise UsageError(f"token_file = {file}: cannot be read ({error.strerror})") from error
-    return (status.st_mtime_ns, status.st_size, status.st_ino)
+    return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
