@@ -15,7 +15,7 @@ from moetrace_collectors.access.posture import is_loopback
 from moetrace_collectors.access.scopes import RouteScopes
 from moetrace_collectors.access.tls import ServerTls
 from moetrace_collectors.errors import UsageError
-from moetrace_collectors.receivers.bounded_http import bounded_protocol
+from moetrace_collectors.receivers.bounded_http import HEAD_TIMEOUT_S, bounded_protocol
 from moetrace_collectors.receivers.listening import listen
 
 MAX_CONNECTIONS = 1_024
@@ -34,6 +34,7 @@ class HttpServer:
         port: int,
         tls: ServerTls | None = None,
         max_connections: int = MAX_CONNECTIONS,
+        head_timeout_s: float = HEAD_TIMEOUT_S,
     ) -> None:
         """Bind, so that a taken port is known before anything else is opened.
 
@@ -46,6 +47,7 @@ class HttpServer:
         self.port: int = self._socket.getsockname()[1]
         self._tls = tls
         self._max_connections = max_connections
+        self._head_timeout_s = head_timeout_s
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -72,7 +74,7 @@ class HttpServer:
         )
         config = uvicorn.Config(
             gate,
-            http=bounded_protocol(self._max_connections, control.count),
+            http=bounded_protocol(self._max_connections, control.count, head_timeout_s=self._head_timeout_s),
             ws="none",
             loop="asyncio",
             lifespan="off",
