@@ -144,8 +144,8 @@ def _parse_json(body: bytes, max_spans: int) -> ExportTraceServiceRequest:
         raise
     except RecursionError as error:
         raise _too_deep("JSON nested too deep") from error
-    except (ValueError, json_format.Error, TypeError, AttributeError) as error:
-        # TypeError and AttributeError: a list or a number where an object belongs.
+    except (ValueError, json_format.Error, TypeError, AttributeError, OverflowError) as error:
+        # TypeError and AttributeError: a list or a number where an object belongs. OverflowError: Infinity.
         text = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         if "too deep" in text:
             raise _too_deep(f"JSON nested deeper than {MAX_JSON_DEPTH} messages") from error
