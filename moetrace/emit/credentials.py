@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from moetrace.config import Config
@@ -11,6 +12,7 @@ from moetrace.errors import ConfigError
 if TYPE_CHECKING:
     import requests
 
+_TLS_REASON = re.compile(r"(certificate verify failed: [\w '.,-]+)")
 _ADVICE = {
     401: " (it answers 401: give a token with scope ingest by token_file, or the header authorization)",
     403: " (it answers 403: the token lacks the scope ingest)",
@@ -21,18 +23,24 @@ _ADVICE = {
 
 
 class LastAnswer:
-    """The status of the collector's last answer, for one line of advice."""
+    """What the collector last said, for one line of advice."""
 
     def __init__(self) -> None:
-        self._status = 0
+        self._advice = ""
 
     def note(self, response: requests.Response, *_: Any, **__: Any) -> None:
         """A hook of requests: remember the status."""
-        self._status = response.status_code
+        self._advice = _ADVICE.get(response.status_code, "")
+
+    def note_tls(self, error: Exception) -> None:
+        """Remember that it did not come to an answer."""
+        found = _TLS_REASON.search(str(error))
+        reason = found[1] if found else "the handshake failed"
+        self._advice = f" (TLS: {reason}: check ca_file, client_certificate and the endpoint's name)"
 
     def advice(self) -> str:
         """Why it may not take data, in brackets; empty where that is not known."""
-        return _ADVICE.get(self._status, "")
+        return self._advice
 
 
 class TokenFile:
@@ -83,7 +91,25 @@ def make_session(config: Config, answers: LastAnswer) -> requests.Session:
     """
     import requests
 
-    session = requests.Session()
+    class Session(requests.Session):
+        """Of requests, where an authority that was chosen for it is the one that holds."""
+
+        def merge_environment_settings(self, *arguments: Any, **named: Any) -> Any:
+            """Requests prefers REQUESTS_CA_BUNDLE, meant for the whole process, to the session's own."""
+            merged = super().merge_environment_settings(*arguments, **named)
+            if isinstance(self.verify, str):
+                merged["verify"] = self.verify
+            return merged
+
+        def send(self, request: requests.PreparedRequest, **named: Any) -> requests.Response:
+            """Note why TLS failed."""
+            try:
+                return super().send(request, **named)
+            except requests.exceptions.SSLError as error:
+                answers.note_tls(error)
+                raise
+
+    session = Session()
     session.hooks["response"].append(answers.note)
     if config.token_file:
         session.auth = TokenFile(config.token_file)

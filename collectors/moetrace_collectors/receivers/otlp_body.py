@@ -147,7 +147,7 @@ def _parse_json(body: bytes, max_spans: int) -> ExportTraceServiceRequest:
     except (ValueError, json_format.Error, TypeError, AttributeError, OverflowError) as error:
         # TypeError and AttributeError: a list or a number where an object belongs. OverflowError: Infinity.
         text = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        if "too deep" in text:
+        if "Message too deep" in str(error):
             raise _too_deep(f"JSON nested deeper than {MAX_JSON_DEPTH} messages") from error
         raise _malformed(f"not OTLP/JSON: {text}") from error
     if sum(len(scope.spans) for part in request.resource_spans for scope in part.scope_spans) > max_spans:
