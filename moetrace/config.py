@@ -30,7 +30,15 @@ class Config:
     endpoint: str = "http://127.0.0.1:4318"
     """Base URL of the collector's OTLP/HTTP receiver; empty sends nothing."""
     headers: str = field(default="", repr=False)
-    """Extra HTTP headers, `name=value,name=value` (for example a bearer token)."""
+    """Extra HTTP headers, `name=value,name=value`."""
+    token_file: str = ""
+    """File with the bearer token for the collector, read again when it changes (rotation)."""
+    ca_file: str = ""
+    """PEM file of the authority of the collector's certificate; empty: those that the system trusts."""
+    client_certificate: str = ""
+    """PEM file of this process's certificate, for a collector that asks for one."""
+    client_key: str = ""
+    """PEM file of its key; empty where the certificate's file holds it."""
     sample: str = "1/1"
     """`1/N`: one step in N, by hash of run and step, the same steps on all ranks. `0` samples nothing."""
     forward_mode: ForwardMode = ForwardMode.TRAIN
@@ -72,6 +80,12 @@ class Config:
                 raise ConfigError(f"{name}={getattr(self, name)}: {low} or more expected")
         if self.max_intervals > MOST_INTERVALS:
             raise ConfigError(f"max_intervals={self.max_intervals}: {MOST_INTERVALS} or less expected")
+        for name in ("token_file", "ca_file", "client_certificate", "client_key"):
+            path = getattr(self, name)
+            if path and not os.path.isfile(path):
+                raise ConfigError(f"{name}={path!r}: no such file")
+        if self.client_key and not self.client_certificate:
+            raise ConfigError("client_key needs client_certificate")
         for name in ("export_timeout_s", "shutdown_timeout_s"):
             if not 0 < getattr(self, name) < 3600:
                 raise ConfigError(f"{name}={getattr(self, name)}: seconds between 0 and 3600 expected")

@@ -154,6 +154,60 @@ class RejectReason(StrEnum):
     """Trace id does not match run id and step, or ranks disagree on the world size."""
     WAL_DAMAGED = "wal_damaged"
     """Acknowledged, and then not readable in the write-ahead log of the running collector."""
+    TOO_MANY_SPANS = "too_many_spans"
+    """A request with more spans, or more messages inside them, than is taken at once."""
+    TOO_MANY_ATTRIBUTES = "too_many_attributes"
+    """A span with more attributes, events and links than is taken."""
+    ATTRIBUTE_TOO_LARGE = "attribute_too_large"
+    """An attribute, or all but the packed columns together, over the size limit."""
+    TOO_DEEP = "too_deep"
+    """JSON or values nested deeper than is taken."""
+
+
+class RefuseReason(StrEnum):
+    """Why the collector turned a request or a connection away before looking at what it holds."""
+
+    NO_TOKEN = "no_token"
+    """A route that needs a token was asked without one (401)."""
+    UNKNOWN_TOKEN = "unknown_token"
+    """The token is none of the collector's (401)."""
+    MISSING_SCOPE = "missing_scope"
+    """The token is known and does not have the route's scope (403)."""
+    FOREIGN_HOST = "foreign_host"
+    """Host is no loopback name while the collector listens on loopback (421)."""
+    CROSS_SITE = "cross_site"
+    """A page of another site made a browser ask (403)."""
+    RATE_LIMITED = "rate_limited"
+    """More requests than one client may make (429)."""
+    TOO_MANY_CONNECTIONS = "too_many_connections"
+    """Every connection is in use (503)."""
+    SLOW_REQUEST = "slow_request"
+    """The head of a request did not come in time; the connection was closed."""
+    NOT_HTTP = "not_http"
+    """What came is not HTTP (400)."""
+
+
+class QueryFailure(StrEnum):
+    """Why a query over SQL was not answered."""
+
+    BAD_REQUEST = "bad_request"
+    """Not a query, or one that the engine does not understand (400)."""
+    NOT_ALLOWED = "not_allowed"
+    """Not reading, or reaching outside the store (403)."""
+    NOT_FOUND = "not_found"
+    """No such table or database (404)."""
+    NOT_RECEIVED = "not_received"
+    """The query did not come in time, or its sender left (408, 499)."""
+    TOO_LARGE = "too_large"
+    """Query or result over its limit (413)."""
+    TOO_MANY = "too_many"
+    """As many queries as may run at once were running (503)."""
+    TIMEOUT = "timeout"
+    """Over the time limit (504)."""
+    MEMORY = "memory"
+    """Over the memory limit (507)."""
+    FAILED = "failed"
+    """The engine failed otherwise (500)."""
 
 
 PHASE_BY_CODE: dict[int, Phase] = {
@@ -258,7 +312,41 @@ REJECT_REASON_BY_CODE: dict[int, RejectReason] = {
     5: RejectReason.BODY_TOO_LARGE,
     6: RejectReason.IDENTITY_MISMATCH,
     7: RejectReason.WAL_DAMAGED,
+    8: RejectReason.TOO_MANY_SPANS,
+    9: RejectReason.TOO_MANY_ATTRIBUTES,
+    10: RejectReason.ATTRIBUTE_TOO_LARGE,
+    11: RejectReason.TOO_DEEP,
 }
 """Wire code -> RejectReason."""
 REJECT_REASON_CODE: dict[RejectReason, int] = {member: code for code, member in REJECT_REASON_BY_CODE.items()}
 """RejectReason -> wire code."""
+
+REFUSE_REASON_BY_CODE: dict[int, RefuseReason] = {
+    0: RefuseReason.NO_TOKEN,
+    1: RefuseReason.UNKNOWN_TOKEN,
+    2: RefuseReason.MISSING_SCOPE,
+    3: RefuseReason.FOREIGN_HOST,
+    4: RefuseReason.CROSS_SITE,
+    5: RefuseReason.RATE_LIMITED,
+    6: RefuseReason.TOO_MANY_CONNECTIONS,
+    7: RefuseReason.SLOW_REQUEST,
+    8: RefuseReason.NOT_HTTP,
+}
+"""Wire code -> RefuseReason."""
+REFUSE_REASON_CODE: dict[RefuseReason, int] = {member: code for code, member in REFUSE_REASON_BY_CODE.items()}
+"""RefuseReason -> wire code."""
+
+QUERY_FAILURE_BY_CODE: dict[int, QueryFailure] = {
+    0: QueryFailure.BAD_REQUEST,
+    1: QueryFailure.NOT_ALLOWED,
+    2: QueryFailure.NOT_FOUND,
+    3: QueryFailure.NOT_RECEIVED,
+    4: QueryFailure.TOO_LARGE,
+    5: QueryFailure.TOO_MANY,
+    6: QueryFailure.TIMEOUT,
+    7: QueryFailure.MEMORY,
+    8: QueryFailure.FAILED,
+}
+"""Wire code -> QueryFailure."""
+QUERY_FAILURE_CODE: dict[QueryFailure, int] = {member: code for code, member in QUERY_FAILURE_BY_CODE.items()}
+"""QueryFailure -> wire code."""

@@ -209,6 +209,22 @@ COLLECTOR_WAL_DAMAGED_BYTES_TOTAL = MetricSpec(
     max_series=1,
     side="collector",
 )
+COLLECTOR_REFUSED_TOTAL = MetricSpec(
+    name="moetrace_collector_refused_total",
+    kind="counter",
+    help="Requests and connections turned away before anything of them was read: no right, too many, too slow.",
+    labels=("reason",),
+    max_series=16,
+    side="collector",
+)
+COLLECTOR_QUERY_FAILURES_TOTAL = MetricSpec(
+    name="moetrace_collector_query_failures_total",
+    kind="counter",
+    help="SQL queries that were not answered, by why.",
+    labels=("reason",),
+    max_series=16,
+    side="collector",
+)
 COLLECTOR_STEPS_TOTAL = MetricSpec(
     name="moetrace_collector_steps_total",
     kind="counter",
@@ -499,6 +515,8 @@ ALL: tuple[MetricSpec, ...] = (
     COLLECTOR_WAL_SYNCS_TOTAL,
     COLLECTOR_WAL_REPLAYED_TOTAL,
     COLLECTOR_WAL_DAMAGED_BYTES_TOTAL,
+    COLLECTOR_REFUSED_TOTAL,
+    COLLECTOR_QUERY_FAILURES_TOTAL,
     COLLECTOR_STEPS_TOTAL,
     COLLECTOR_MISSING_RANKS_TOTAL,
     COLLECTOR_FOREIGN_SPANS_TOTAL,
