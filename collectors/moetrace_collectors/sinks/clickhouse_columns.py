@@ -1,4 +1,4 @@
-"""Rank steps -> phase_spans, expert_loads and rank_traffic as Arrow columns. Pure; part of the ClickHouse sink.
+"""Rank steps -> phase_spans, expert_loads, rank_traffic as Arrow columns. Pure; of the ClickHouse sink.
 
 Each column is put together by numpy from the arrays that came off the wire, and texts go as dictionaries:
 a thousand rows cost what one costs as Python objects. Column names are those of the migrations.

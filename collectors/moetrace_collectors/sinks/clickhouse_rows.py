@@ -1,4 +1,4 @@
-"""Records -> columns of the small ClickHouse tables; clickhouse_columns has the large. Pure; part of the sink.
+"""Records -> columns of the small ClickHouse tables; clickhouse_columns has the large. Pure; of the sink.
 
 Column names are those of the migrations; a test compares them. Times go in as integers: ticks of the
 column's DateTime64 scale.
