@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from moetrace_collectors.events import Rejection
 from moetrace_collectors.joiner import JoinCounts
-from moetrace_collectors.model import RankStep
+from moetrace_collectors.model import PlacementReport, RankStep
 from moetrace_schemas.enums import RejectReason
 
 MAX_WAITING_REJECTIONS = 2_000
@@ -32,6 +32,8 @@ class Arrival:
     arrived_ns: int
     """Monotonic; arrivals leave the queue in this order."""
     size_bytes: int
+    placements: tuple[PlacementReport, ...] = ()
+    """Not rank steps, and so in none of the counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +66,18 @@ class Intake:
         self._join_counts = JoinCounts()
 
     def offer(
-        self, rank_steps: tuple[RankStep, ...], rejections: tuple[Rejection, ...], *, size_bytes: int
+        self,
+        rank_steps: tuple[RankStep, ...],
+        rejections: tuple[Rejection, ...],
+        *,
+        size_bytes: int,
+        placements: tuple[PlacementReport, ...] = (),
     ) -> bool:
         """Take one request; False where there is no room for its rank steps, and then nothing is counted."""
         with self._condition:
             if self._closed:
                 return False
-            if rank_steps and (
+            if (rank_steps or placements) and (
                 len(self._arrivals) >= self._max_requests
                 # One request larger than the whole budget still passes when it is alone.
                 or (self._arrivals and self._bytes + size_bytes > self._max_bytes)
@@ -81,7 +88,7 @@ class Intake:
             self._rejected.update(rejection.reason for rejection in rejections)
             if self._waiting_rejections + len(rejections) > MAX_WAITING_REJECTIONS:
                 rejections = ()
-            if rank_steps or rejections:
+            if rank_steps or rejections or placements:
                 self._waiting_rejections += len(rejections)
                 self._bytes += size_bytes
                 self._arrivals.append(
@@ -90,6 +97,7 @@ class Intake:
                         rejections=rejections,
                         arrived_ns=self._clock_ns(),
                         size_bytes=size_bytes,
+                        placements=placements,
                     )
                 )
                 self._condition.notify()

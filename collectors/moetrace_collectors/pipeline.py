@@ -26,7 +26,9 @@ from moetrace_collectors.decode import Decoded, decode
 from moetrace_collectors.events import MAX_PAYLOAD_BYTES, Rejection
 from moetrace_collectors.intake import Intake
 from moetrace_collectors.joiner import Joiner, JoinWindow, size_bytes
+from moetrace_collectors.ledger.epochs import Epochs
 from moetrace_collectors.migrate import migrate
+from moetrace_collectors.model import PlacementReport
 from moetrace_collectors.read_only_query import (
     EmbeddedQueryRunner,
     QueryLimits,
@@ -43,6 +45,7 @@ from moetrace_collectors.self_metrics import SelfMetrics, make_registry
 from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import RetryPolicy
 from moetrace_collectors.sinks.clickhouse import ClickHouseSink
+from moetrace_collectors.sinks.placement_ledger import LedgerSink
 from moetrace_collectors.sinks.prometheus import PrometheusSink
 from moetrace_collectors.store import open_client
 from moetrace_collectors.summary import layer_loads
@@ -51,6 +54,7 @@ from moetrace_collectors.worker import Clocks, Worker
 from moetrace_schemas.enums import RejectReason
 
 NS_PER_S = 1e9
+NS_PER_MS = 1_000_000
 RETRY_AFTER_S = 1
 GRPC_GRACE_S = 5.0
 
@@ -70,7 +74,10 @@ class RequestHandler:
         decoded = self._decode(request)
         size = sum(size_bytes(step) for step in decoded.rank_steps)
         size += sum(len(rejection.payload) for rejection in decoded.rejected)
-        if not self._intake.offer(decoded.rank_steps, decoded.rejected, size_bytes=size):
+        size += sum(placement_bytes(report) for report in decoded.placements)
+        if not self._intake.offer(
+            decoded.rank_steps, decoded.rejected, size_bytes=size, placements=decoded.placements
+        ):
             self._metrics.throttled.add()
             raise OverloadedError("the collector's queue is full", retry_after_s=RETRY_AFTER_S)
         self._metrics.foreign_spans.add(decoded.num_foreign_spans)
@@ -165,6 +172,14 @@ class Pipeline:
             on_stored=metrics.rows_stored,
             on_lost=self._rows_lost,
         )
+        ledger = LedgerSink(
+            client,
+            database=config.database,
+            book=book,
+            unix_ms=lambda: clocks.unix_ns() // NS_PER_MS,
+            on_conflict=_warn_of_conflict,
+            on_lost=self._rows_lost,
+        )
         host = f"[{config.host}]" if ":" in config.host else config.host
         self._note = owner.OwnerNote(
             pid=os.getpid(),
@@ -186,7 +201,10 @@ class Pipeline:
             judge=VerdictEngine(),
             layer_loads=layer_loads,
             # Prometheus first: it cannot fail, and a store that is away must not delay it.
-            sinks=(PrometheusSink(book, series_budget=config.series_budget), self._clickhouse),
+            # The ledger before the steps: a reader who sees an epoch's steps finds the epoch.
+            sinks=(PrometheusSink(book, series_budget=config.series_budget), ledger, self._clickhouse),
+            placements=ledger.take_placement,
+            epochs=Epochs(ledger.mapping),
             dead_letter=dead_letter,
             metrics=metrics,
             clocks=clocks,
@@ -232,6 +250,20 @@ class Pipeline:
     def _rows_lost(self, table: str, num_rows: int) -> None:
         self._metrics.rows_lost(table, num_rows)
         self._num_lost_rows += num_rows
+
+
+def placement_bytes(report: PlacementReport) -> int:
+    """Memory of a placement in the queue: a tuple's slot and a small integer per expert slot."""
+    return 16 * len(report.mapping.layers) * report.mapping.num_slots
+
+
+def _warn_of_conflict(report: PlacementReport) -> None:
+    logger.warning(
+        "run %s announces another mapping under placement version %d, which has one: give every mapping a "
+        "version of its own; the ledger keeps the first",
+        report.run_id,
+        report.version,
+    )
 
 
 def _query_runner(config: CollectorConfig, undo: ExitStack) -> QueryRunner:

@@ -19,7 +19,8 @@ from moetrace_collectors.errors import SinkError
 from moetrace_collectors.events import CollectorEvent, EventKind, Rejection
 from moetrace_collectors.intake import Arrival, Intake
 from moetrace_collectors.joiner import Duplicate, Joiner, Late, Outcome, WorldSizeMismatch
-from moetrace_collectors.model import JoinedStep, LayerLoad, StepVerdict
+from moetrace_collectors.ledger.epochs import Epochs
+from moetrace_collectors.model import JoinedStep, LayerLoad, PlacementReport, StepVerdict
 from moetrace_collectors.self_metrics import SelfMetrics
 from moetrace_collectors.sinks.base import RetryPolicy, Sink, StepResult, flush_with_retry
 from moetrace_schemas.enums import Cause, ClosedBy, Evidence, RejectReason
@@ -68,6 +69,8 @@ class Worker:
         retry: RetryPolicy,
         shutdown_timeout_s: float,
         on_runs: Callable[[Sequence[str]], None],
+        placements: Callable[[PlacementReport], None] | None = None,
+        epochs: Epochs | None = None,
     ) -> None:
         """Take the stages.
 
@@ -83,6 +86,8 @@ class Worker:
             retry: delays between attempts of a failed write.
             shutdown_timeout_s: how long the last writes are retried after `stop`.
             on_runs: told the run ids seen so far, the newest last, whenever there is a new one.
+            placements: told of each placement, before the steps that came with it are joined.
+            epochs: numbers counts by logical experts; None leaves them as they came.
         """
         self._intake = intake
         self._joiner = joiner
@@ -95,6 +100,8 @@ class Worker:
         self._retry = retry
         self._shutdown_timeout_s = shutdown_timeout_s
         self._on_runs = on_runs
+        self._placements = placements
+        self._epochs = epochs
         self._runs: OrderedDict[str, None] = OrderedDict()
         self._runs_changed = False
         self._runs_noted_ns: int | None = None
@@ -162,6 +169,11 @@ class Worker:
 
     def _take(self, arrival: Arrival) -> None:
         self._tick(arrival.arrived_ns)
+        for report in arrival.placements:
+            if self._epochs is not None:
+                self._epochs.learn(report)
+            if self._placements is not None:
+                self._placements(report)
         outcomes: list[Outcome] = []
         for rank_step in arrival.rank_steps:
             self._remember(rank_step.run_id)
@@ -198,6 +210,8 @@ class Worker:
 
     def _closed(self, joined: JoinedStep) -> None:
         try:
+            if self._epochs is not None:
+                joined = self._epochs.logical(joined)
             verdict = self._judge.judge(joined)
             loads = self._layer_loads(joined)
         except Exception as error:
