@@ -68,6 +68,14 @@ def attributes(data: dict[str, Any]) -> str:
         '"""The same for a placement."""',
     ]
     lines += ["", f"TYPES: dict[str, str] = {{\n    {types},\n}}", '"""Attribute -> OTLP value type."""']
+    carriers = ",\n    ".join(
+        f"{_constant(e['name'])}: ({' '.join(f'{c!r},' for c in e['carrier'].split(', '))})".replace("'", '"')
+        for e in data["attributes"]
+    )
+    lines += [
+        f"CARRIERS: dict[str, tuple[str, ...]] = {{\n    {carriers},\n}}",
+        '"""Attribute -> spans that hold it."""',
+    ]
     return "\n".join(lines) + "\n"
 
 
