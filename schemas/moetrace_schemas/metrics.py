@@ -369,6 +369,14 @@ PLACEMENT_ROLLBACK_VERSION = MetricSpec(
     max_series=64,
     side="collector",
 )
+PLACEMENT_VERDICTS_TOTAL = MetricSpec(
+    name="moetrace_placement_verdicts_total",
+    kind="counter",
+    help="Changes of placement that were judged while running: accepted, regressed, not_enough_evidence.",
+    labels=("run_id", "verdict",),
+    max_series=192,
+    side="collector",
+)
 COLLECTOR_PLACEMENTS_TOTAL = MetricSpec(
     name="moetrace_collector_placements_total",
     kind="counter",
@@ -503,6 +511,7 @@ ALL: tuple[MetricSpec, ...] = (
     PLACEMENT_COPIED_BYTES_TOTAL,
     PLACEMENT_REPLICAS,
     PLACEMENT_ROLLBACK_VERSION,
+    PLACEMENT_VERDICTS_TOTAL,
     COLLECTOR_PLACEMENTS_TOTAL,
     RUN_INFO,
     ROUTED_PAIRS_TOTAL,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from moetrace_collectors.ledger.chain import LedgerRow, append
-from moetrace_collectors.ledger.transition import applied_row, mapping_of, mapping_row, overlay
+from moetrace_collectors.ledger.comparison import Comparison
+from moetrace_collectors.ledger.transition import applied_row, judged_row, mapping_of, mapping_row, overlay
 from moetrace_collectors.model import PlacementReport
 from moetrace_schemas.enums import PlacementEvent
 from moetrace_schemas.placement import PlacementMap
@@ -98,6 +99,28 @@ class Recorder:
                 step=step,
                 digest=announced[-1].digest if announced else "",
                 num_ranks=num_ranks,
+                time_unix_ms=self._unix_ms(),
+            )
+        )
+
+    def judged(
+        self, comparison: Comparison, document: dict[str, Any], *, run_id: str, version: int
+    ) -> LedgerRow:
+        """Append what a change was judged to be."""
+        mapped = [
+            row for row in self._store.of_version(run_id, version) if row.event == PlacementEvent.ANNOUNCED
+        ]
+        applied = self._store.newest_applied(run_id)
+        is_current = applied is not None and applied.version == version
+        return self.append(
+            judged_row(
+                run_id=run_id,
+                version=version,
+                before_version=applied.previous_version if applied is not None and is_current else 0,
+                rollback_version=comparison.rollback_version or 0,
+                digest=mapped[-1].digest if mapped else "",
+                verdict=comparison.verdict.value,
+                document=document,
                 time_unix_ms=self._unix_ms(),
             )
         )

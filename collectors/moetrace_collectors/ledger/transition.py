@@ -196,6 +196,32 @@ def applied_row(
     )
 
 
+def judged_row(
+    *,
+    run_id: str,
+    version: int,
+    before_version: int,
+    rollback_version: int,
+    digest: str,
+    verdict: str,
+    document: dict[str, Any],
+    time_unix_ms: int,
+) -> LedgerRow:
+    """The row of a comparison."""
+    return LedgerRow(
+        run_id=run_id,
+        sequence=0,
+        time_unix_ms=time_unix_ms,
+        event=PlacementEvent.JUDGED.value,
+        version=version,
+        previous_version=before_version,
+        rollback_version=rollback_version,
+        digest=digest,
+        verdict=verdict,
+        document=canonical_json(document).decode(),
+    )
+
+
 def mapping_of(row: LedgerRow) -> PlacementMap:
     """The mapping that a row of event announced or proposed holds.
 

@@ -17,8 +17,10 @@ from moetrace_collectors.errors import SinkError
 from moetrace_collectors.events import CollectorEvent
 from moetrace_collectors.ledger.chain import LedgerRow
 from moetrace_collectors.ledger.client_store import ClientLedgerStore
+from moetrace_collectors.ledger.comparison import Comparison
+from moetrace_collectors.ledger.comparison_document import comparison_document
+from moetrace_collectors.ledger.judge import ChangeJudge
 from moetrace_collectors.ledger.recorder import Outcome, Recorder
-from moetrace_collectors.ledger.transition import mapping_of
 from moetrace_collectors.model import PlacementReport, RankStep
 from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import StepResult
@@ -44,6 +46,15 @@ class EpochStart:
     version: int
     step: int
     num_ranks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A change that was compared with what was before it."""
+
+    run_id: str
+    version: int
+    comparison: Comparison
 
 
 class LedgerSink:
@@ -76,7 +87,8 @@ class LedgerSink:
         self._recorder = Recorder(self._store, unix_ms=unix_ms)
         self._on_conflict = on_conflict
         self._on_lost = on_lost
-        self._waiting: deque[PlacementReport | EpochStart] = deque()
+        self._judge = ChangeJudge()
+        self._waiting: deque[PlacementReport | EpochStart | Judged] = deque()
         self._epochs: OrderedDict[str, tuple[int, int]] = OrderedDict()
         """Run -> (version, first step) of the epoch that was seen last."""
         self._rows = book.counter(metrics.PLACEMENT_ROWS_TOTAL)
@@ -84,10 +96,13 @@ class LedgerSink:
         self._copied_bytes = book.counter(metrics.PLACEMENT_COPIED_BYTES_TOTAL)
         self._replicas = book.gauge(metrics.PLACEMENT_REPLICAS)
         self._rollback = book.gauge(metrics.PLACEMENT_ROLLBACK_VERSION)
+        self._verdicts = book.counter(metrics.PLACEMENT_VERDICTS_TOTAL)
         self._received = book.counter(metrics.COLLECTOR_PLACEMENTS_TOTAL)
 
     def take_placement(self, report: PlacementReport) -> None:
         """A mapping was announced or proposed."""
+        if report.event is PlacementEvent.ANNOUNCED:
+            self._judge.announce(report.run_id, report.version, report.terms)
         self._wait(report)
 
     def take_step(self, result: StepResult) -> None:
@@ -95,8 +110,13 @@ class LedgerSink:
         joined = result.joined
         # Ranks switch within a step of each other; the newest epoch is the one being rolled out.
         version = max(rank_step.placement_version for rank_step in joined.rank_steps)
+        if not version:
+            return
+        judged = self._judge.take(joined, result.verdict, result.loads, version)
+        if judged is not None:
+            self._wait(Judged(run_id=joined.run_id, version=judged[0], comparison=judged[1]))
         last = self._epochs.get(joined.run_id)
-        if not version or (last is not None and (last[0] == version or joined.step < last[1])):
+        if last is not None and (last[0] == version or joined.step < last[1]):
             return
         self._epochs[joined.run_id] = (version, joined.step)
         self._epochs.move_to_end(joined.run_id)
@@ -157,7 +177,7 @@ class LedgerSink:
             logger.warning("the mapping of run %s, version %d: %s", run_id, version, first_line(error))
             return None
 
-    def _wait(self, what: PlacementReport | EpochStart) -> None:
+    def _wait(self, what: PlacementReport | EpochStart | Judged) -> None:
         self._waiting.append(what)
         if len(self._waiting) > MAX_WAITING:
             self._lose()
@@ -166,28 +186,40 @@ class LedgerSink:
         self._waiting.popleft()
         self._on_lost(self.name, 1)
 
-    def _write(self, what: PlacementReport | EpochStart) -> None:
-        if isinstance(what, EpochStart):
+    def _write(self, what: PlacementReport | EpochStart | Judged) -> None:
+        if isinstance(what, Judged):
+            self._write_judged(what)
+        elif isinstance(what, EpochStart):
             row = self._recorder.applied(
                 run_id=what.run_id, version=what.version, step=what.step, num_ranks=what.num_ranks
             )
             if row is not None:
                 self._rows.add(labels=(row.run_id, row.event))
                 self._begun(row)
-            return
-        outcome, row = self._recorder.record(what)
+        else:
+            self._write_mapping(what)
+
+    def _write_judged(self, judged: Judged) -> None:
+        document = comparison_document(judged.comparison, run_id=judged.run_id)
+        row = self._recorder.judged(judged.comparison, document, run_id=judged.run_id, version=judged.version)
+        self._rows.add(labels=(row.run_id, row.event))
+        self._verdicts.add(labels=(row.run_id, row.verdict))
+
+    def _write_mapping(self, report: PlacementReport) -> None:
+        outcome, row = self._recorder.record(report)
         self._received.add(labels=(outcome.value,))
         if outcome is Outcome.CONFLICTING:
-            self._on_conflict(what)
-        if outcome is Outcome.RECORDED and row is not None:
-            self._rows.add(labels=(row.run_id, row.event))
-            if row.event == PlacementEvent.ANNOUNCED:
-                self._copied.add(row.experts_copied or 0, (row.run_id,))
-                if row.copied_bytes is not None:
-                    self._copied_bytes.add(row.copied_bytes, (row.run_id,))
-                self._replicas.set(mapping_of(row).num_replicas, (row.run_id,))
-                if row.rollback_version:
-                    self._rollback.set(row.rollback_version, (row.run_id,))
+            self._on_conflict(report)
+        if outcome is not Outcome.RECORDED or row is None:
+            return
+        self._rows.add(labels=(row.run_id, row.event))
+        if row.event == PlacementEvent.ANNOUNCED:
+            self._copied.add(row.experts_copied or 0, (row.run_id,))
+            if row.copied_bytes is not None:
+                self._copied_bytes.add(row.copied_bytes, (row.run_id,))
+            self._replicas.set(report.mapping.num_replicas, (row.run_id,))
+            if row.rollback_version:
+                self._rollback.set(row.rollback_version, (row.run_id,))
 
     def _begun(self, row: LedgerRow) -> None:
         if row.rollback_version:
