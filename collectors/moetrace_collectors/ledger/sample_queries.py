@@ -40,7 +40,7 @@ STEPS = f"""
 SELECT
     r.step AS step, r.begun_ns AS time_ns, v.mode AS forward_mode, r.version AS version,
     if(empty({{ranks:Array(UInt32)}}), v.step_ns, r.longest_ns) AS step_ns,
-    p.rows AS rows, e.pairs AS pairs, e.lost_pairs AS lost_pairs,
+    p.worked_rows AS rows, e.pairs AS pairs, e.lost_pairs AS lost_pairs,
     t.sent_rows AS sent_rows, t.cross_rows AS cross_rows
 FROM
 (
@@ -56,7 +56,7 @@ INNER JOIN
 ) AS v ON v.step = r.step
 LEFT JOIN
 (
-    SELECT step, sum(rows) AS rows
+    SELECT step, sum(rows) AS worked_rows
     FROM {_read("phase_spans")} AND phase = 'expert_gemm' AND rows > 0 AND {_POOL}
     GROUP BY step
 ) AS p ON p.step = r.step
