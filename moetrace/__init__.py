@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,7 @@ __all__ = [
     "init",
     "instrument",
     "phase",
+    "placement",
     "shutdown",
     "step",
     "uninstrument",
@@ -203,6 +204,27 @@ def phase(phase: Phase | str, *, layer: int | None = None) -> contextlib.Abstrac
     """One phase of hand-written code; see `Tracer.phase`. A no-op where no tracer runs."""
     tracer = _recording()
     return contextlib.nullcontext() if tracer is None else tracer.phase(phase, layer=layer)
+
+
+def placement(
+    version: int,
+    physical_to_logical: object = None,
+    *,
+    layers: Sequence[int] | None = None,
+    num_experts: int | None = None,
+    ranks: int | None = None,
+    **terms: Any,
+) -> None:
+    """The expert placement in force from the next step on; see `Tracer.placement`. A no-op without a tracer.
+
+    Raises:
+        ConfigError: a version, map or term that cannot be.
+    """
+    tracer = _recording()
+    if tracer is not None:
+        tracer.placement(
+            version, physical_to_logical, layers=layers, num_experts=num_experts, ranks=ranks, **terms
+        )
 
 
 def wrap(

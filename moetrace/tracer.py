@@ -10,7 +10,7 @@ import operator
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -26,11 +26,13 @@ from moetrace.instrument.phases import PhaseScope, phase_site
 from moetrace.instrument.steps import StepScope
 from moetrace.instrument.wrap import TorchState
 from moetrace.record.buffer import BufferPool, StepBuffer
+from moetrace.record.placement import PlacementRecord, make_map, make_terms
 from moetrace.record.sites import SiteTable
 from moetrace.self_metrics import SelfMetrics
 from moetrace.timing.clock import Clock, HostClock
 from moetrace_schemas.enums import DropReason, ForwardMode, Phase
 from moetrace_schemas.identity import is_sampled
+from moetrace_schemas.placement import PlacementError, check_version
 
 if TYPE_CHECKING:
     from moetrace.emit.base import Emitter
@@ -280,11 +282,62 @@ class Tracer:
             self._phase_sites[(phase, layer)] = known
         return PhaseScope(self, *known)
 
-    def placement(self, version: int) -> None:
-        """The version of the expert placement in force from the next step on; 0 or more."""
-        if version < 0:
-            raise ConfigError(f"placement version={version}: 0 or more expected")
+    def placement(
+        self,
+        version: int,
+        physical_to_logical: object = None,
+        *,
+        layers: Sequence[int] | None = None,
+        num_experts: int | None = None,
+        ranks: int | None = None,
+        **terms: Any,
+    ) -> None:
+        """The expert placement in force from the next step on. Call it on all ranks, where it changes.
+
+        With a map, the first rank of each expert-parallel group sends it to the collector's ledger, in the
+        background and again until it is taken; the map is copied here, and no device is waited for.
+
+        Args:
+            version: 0 or more; another number for every change, a known one for a rollback.
+            physical_to_logical: the logical expert in each slot, slots numbered rank by rank: [layers][slots]
+                as EPLB, SGLang and vLLM give it (lists, or an array or tensor in host memory), or a
+                dictionary layer -> slots, or layer -> {expert: slots}. -1 is an empty slot.
+            layers: numbers of the map's layers; default those of the instrumented model where there are as
+                many, else 0, 1, ...
+            num_experts: logical experts; default the highest one in the map, and one more.
+            ranks: expert-parallel ranks; default as known from the model.
+            terms: fields of `moetrace_schemas.placement.PlacementTerms`: policy_version, proposed_by, window,
+                max_slowdown, max_error_rate, rollback_version, count_ids, expert_bytes, memory_bytes,
+                weight_digests.
+
+        Raises:
+            ConfigError: a version, map or term that cannot be; nothing is changed then.
+        """
+        try:
+            check_version("version", version)
+        except PlacementError as error:
+            raise ConfigError(str(error)) from None
+        if physical_to_logical is None:
+            if terms or layers is not None or num_experts is not None or ranks is not None:
+                raise ConfigError("placement: terms without a map; pass physical_to_logical")
+            self._placement_version = version
+            return
+        record = PlacementRecord(
+            version=version,
+            step=self._next_step,
+            map=make_map(
+                physical_to_logical,
+                layers=layers,
+                num_experts=num_experts,
+                ranks=self.context.ep_size if ranks is None else ranks,
+                known_layers=sorted({site.layer for site in self.count_sites}),
+            ),
+            terms=make_terms(terms),
+            start_unix_ns=time.time_ns(),
+        )
         self._placement_version = version
+        if self.context.ep_rank == 0 and not self.closed and self.config.sample_period > 0:
+            self.drain.placements.append(record)
 
     # --- ending ------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 Everything from the wire is checked here once, so that later stages trust their types: required
 attributes and their types, closed sets, ranges, array lengths, finite limits, and that the trace id
-is the one that run id and step give. Only `moe.step` spans are read; ordinary child spans with
+is the one that run id and step give. Only `moe.step` and
+`moe.placement` spans are read; ordinary child spans with
 moetrace attributes, of foreign instrumentation, count as foreign in this version.
 """
 
@@ -16,8 +17,9 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from moetrace_collectors.decode_columns import decode_experts, decode_phases, decode_traffic
+from moetrace_collectors.decode_placement import PlacementRejectedError, decode_placement
 from moetrace_collectors.events import MAX_PAYLOAD_BYTES, Rejection
-from moetrace_collectors.model import RankStep
+from moetrace_collectors.model import PlacementReport, RankStep
 from moetrace_schemas import SCHEMA_VERSION, attributes, identity, spans
 from moetrace_schemas.columns import ColumnsError
 from moetrace_schemas.enums import ForwardMode, RejectReason
@@ -63,6 +65,7 @@ class Decoded:
     rank_steps: tuple[RankStep, ...]
     rejected: tuple[Rejection, ...]
     num_foreign_spans: int
+    placements: tuple[PlacementReport, ...] = ()
 
 
 class _RejectedError(Exception):
@@ -80,6 +83,7 @@ def decode(request: ExportTraceServiceRequest, *, max_world_size: int) -> Decode
     """
     rank_steps: list[RankStep] = []
     rejected: list[Rejection] = []
+    placements: list[PlacementReport] = []
     num_foreign = 0
     for resource_spans in request.resource_spans:
         host_name = _host_name(resource_spans.resource.attributes)
@@ -91,10 +95,20 @@ def decode(request: ExportTraceServiceRequest, *, max_world_size: int) -> Decode
                     continue
                 try:
                     _check_size(span, values)
-                    rank_steps.append(_rank_step(span, values, host_name, max_world_size))
-                except _RejectedError as error:
+                    if span.name == spans.MOE_PLACEMENT:
+                        placements.append(
+                            decode_placement(span, values, host_name, max_world_size=max_world_size)
+                        )
+                    else:
+                        rank_steps.append(_rank_step(span, values, host_name, max_world_size))
+                except (_RejectedError, PlacementRejectedError) as error:
                     rejected.append(_rejection(error.reason, str(error), span, values))
-    return Decoded(rank_steps=tuple(rank_steps), rejected=tuple(rejected), num_foreign_spans=num_foreign)
+    return Decoded(
+        rank_steps=tuple(rank_steps),
+        rejected=tuple(rejected),
+        num_foreign_spans=num_foreign,
+        placements=tuple(placements),
+    )
 
 
 def _is_ours(span: Span, values: Mapping[str, AnyValue]) -> bool:

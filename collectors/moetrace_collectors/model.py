@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from moetrace_schemas.enums import Cause, ClosedBy, Direction, Evidence, ForwardMode, Phase
+from moetrace_schemas.enums import Cause, ClosedBy, Direction, Evidence, ForwardMode, Phase, PlacementEvent
+from moetrace_schemas.placement import PlacementMap, PlacementTerms
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -94,6 +95,22 @@ class RankStep:
     def key(self) -> tuple[str, int, int, int]:
         """Identity: (run, step, rank, microbatch). A second one with the same key is a duplicate."""
         return (self.run_id, self.step, self.rank, self.microbatch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementReport:
+    """A placement as a rank announced it, or a planner proposed it; decoded and validated."""
+
+    run_id: str
+    version: int
+    step: int
+    """First step under it; 0 where it is only proposed."""
+    rank: int
+    event: PlacementEvent
+    """ANNOUNCED or PROPOSED."""
+    mapping: PlacementMap
+    terms: PlacementTerms
+    host_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,9 @@ from moetrace_collectors.events import MAX_PAYLOAD_BYTES, EventKind, Rejection
 from moetrace_collectors.intake import Intake
 from moetrace_collectors.joiner import Joiner, JoinWindow, size_bytes
 from moetrace_collectors.journal import Journal, open_journal
+from moetrace_collectors.ledger.epochs import Epochs
 from moetrace_collectors.migrate import migrate
+from moetrace_collectors.model import PlacementReport
 from moetrace_collectors.read_only_query import (
     EmbeddedQueryRunner,
     QueryLimits,
@@ -55,6 +57,7 @@ from moetrace_collectors.self_metrics import SelfMetrics, WalMetrics, make_regis
 from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import RetryPolicy
 from moetrace_collectors.sinks.clickhouse import ClickHouseSink
+from moetrace_collectors.sinks.placement_ledger import LedgerSink
 from moetrace_collectors.sinks.prometheus import PrometheusSink
 from moetrace_collectors.store import open_client
 from moetrace_collectors.summary import layer_loads
@@ -64,6 +67,7 @@ from moetrace_collectors.worker import Clocks, Worker
 from moetrace_schemas.enums import RejectReason
 
 NS_PER_S = 1e9
+NS_PER_MS = 1_000_000
 RETRY_AFTER_S = 1
 UNAVAILABLE_RETRY_AFTER_S = 5
 GRPC_GRACE_S = 5.0
@@ -87,9 +91,16 @@ class RequestHandler:
         decoded = self._decode(request)
         size = sum(size_bytes(step) for step in decoded.rank_steps)
         size += sum(len(rejection.payload) for rejection in decoded.rejected)
+        size += sum(placement_bytes(report) for report in decoded.placements)
         log = None if self._journal is None else _appender(self._journal, request, wire)
         try:
-            receipt = self._intake.offer(decoded.rank_steps, decoded.rejected, size_bytes=size, log=log)
+            receipt = self._intake.offer(
+                decoded.rank_steps,
+                decoded.rejected,
+                size_bytes=size,
+                log=log,
+                placements=decoded.placements,
+            )
             if receipt is not None and receipt.position is not None and self._journal is not None:
                 self._journal.commit(receipt.position)
         except WalFullError as error:
@@ -239,6 +250,14 @@ class Pipeline:
             on_stored=metrics.rows_stored,
             on_lost=self._rows_lost,
         )
+        ledger = LedgerSink(
+            client,
+            database=config.database,
+            book=book,
+            unix_ms=lambda: clocks.unix_ns() // NS_PER_MS,
+            on_conflict=_warn_of_conflict,
+            on_lost=self._rows_lost,
+        )
         host = f"[{config.host}]" if ":" in config.host else config.host
         self._note = owner.OwnerNote(
             pid=os.getpid(),
@@ -261,7 +280,10 @@ class Pipeline:
             judge=VerdictEngine(),
             layer_loads=layer_loads,
             # Prometheus first: it cannot fail, and a store that is away must not delay it.
-            sinks=(PrometheusSink(book, series_budget=config.series_budget), self._clickhouse),
+            # The ledger before the steps: a reader who sees an epoch's steps finds the epoch.
+            sinks=(PrometheusSink(book, series_budget=config.series_budget), ledger, self._clickhouse),
+            placements=ledger.take_placement,
+            epochs=Epochs(ledger.mapping),
             dead_letter=dead_letter,
             metrics=metrics,
             clocks=clocks,
@@ -366,6 +388,20 @@ def _tokens(config: CollectorConfig) -> TokenBook | None:
         file=Path(config.token_file) if config.token_file else None,
         environment=config.environment_tokens,
         variable=config.token_variable,
+    )
+
+
+def placement_bytes(report: PlacementReport) -> int:
+    """Memory of a placement in the queue: a tuple's slot and a small integer per expert slot."""
+    return 16 * len(report.mapping.layers) * report.mapping.num_slots
+
+
+def _warn_of_conflict(report: PlacementReport) -> None:
+    logger.warning(
+        "run %s announces another mapping under placement version %d, which has one: give every mapping a "
+        "version of its own; the ledger keeps the first",
+        report.run_id,
+        report.version,
     )
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
+from moetrace.emit.base import PlacementEmitter
 from moetrace.guard import Guard
 from moetrace.record.assembler import Assembler
 from moetrace.record.build import build_record
@@ -19,11 +21,14 @@ from moetrace_schemas.enums import DropReason
 if TYPE_CHECKING:
     from moetrace.emit.base import Emitter
     from moetrace.record.buffer import BufferPool, StepBuffer
+    from moetrace.record.placement import PlacementRecord
 
 POLL_S = 0.002
 """How often unfinished device events are asked."""
 RESOLVE_TIMEOUT_S = 30.0
 """Device events that have not completed by then are given up; a step is rarely longer."""
+MAX_PLACEMENTS = 256
+"""Placements between two sampled steps; the oldest gives way."""
 
 
 class Owner(Protocol):
@@ -50,6 +55,8 @@ class Drain:
         self._thread: threading.Thread | None = None
         self._deadline = float("inf")
         self._lock = threading.Lock()
+        self.placements: deque[PlacementRecord] = deque(maxlen=MAX_PLACEMENTS)
+        """Announced on the model's thread, which takes no lock for it; emitted before the next step."""
         self._in_hand = False
         """Whether a step is being drained and nobody has counted it as lost yet."""
 
@@ -78,6 +85,7 @@ class Drain:
                 lost = max(0, self._pool.filled.qsize() - 1) + self._settle()
         if lost:
             self._owner.metrics.drop(DropReason.SHUTDOWN_DEADLINE, lost)
+        self._emit_placements()
         closed = [self._close(emitter, end) for emitter in self.emitters]
         return all(closed) and self._owner.metrics.dropped.total() == dropped
 
@@ -103,6 +111,7 @@ class Drain:
             buffer = pool.filled.get()
             if buffer is None:
                 return
+            self._emit_placements()
             with self._lock:
                 self._in_hand = True
             dropped: DropReason | None = None
@@ -115,6 +124,16 @@ class Drain:
                 pool.release(buffer)
             if self._settle() and dropped is not None:
                 self._owner.metrics.drop(dropped)
+
+    def _emit_placements(self) -> None:
+        while True:
+            try:
+                placement = self.placements.popleft()
+            except IndexError:
+                return
+            for emitter in self.emitters:
+                if isinstance(emitter, PlacementEmitter):
+                    self._owner.guard.run(f"placement.{emitter.name}", emitter.emit_placement, placement)
 
     def _settle(self) -> bool:
         """Whether the step in hand is the caller's to count; it is counted once only."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from moetrace.context import RankContext
+from moetrace.record.placement import PlacementRecord
 from moetrace.record.types import StepRecord
 from moetrace_schemas import SCHEMA_VERSION, attributes
-from moetrace_schemas.columns import EXPERTS, PHASES, TRAFFIC, pack
-from moetrace_schemas.enums import COUNT_KIND_CODE, DIRECTION_CODE, PHASE_CODE
+from moetrace_schemas.columns import EXPERTS, PHASES, PLACEMENT, TRAFFIC, pack
+from moetrace_schemas.enums import COUNT_KIND_CODE, DIRECTION_CODE, PHASE_CODE, PlacementEvent
+from moetrace_schemas.placement import PlacementMap, canonical_json
 
-AttributeValue = str | int | bool | bytes
+AttributeValue = str | int | float | bool | bytes
 
 
 def span_attributes(
@@ -87,4 +89,46 @@ def _traffic(record: StepRecord) -> bytes:
             [len(row.rows) for row in rows],
         ],
         [count for row in rows for count in row.rows],
+    )
+
+
+def placement_attributes(record: PlacementRecord, context: RankContext) -> dict[str, AttributeValue]:
+    """Every attribute of the `moe.placement` span of one placement; terms that are not told are left out."""
+    terms = record.terms
+    told: dict[str, AttributeValue | None] = {
+        attributes.SCHEMA_VERSION: SCHEMA_VERSION,
+        attributes.RUN_ID: context.run_id,
+        attributes.STEP_INDEX: record.step,
+        attributes.RANK: context.rank,
+        attributes.WORLD_SIZE: context.world_size,
+        attributes.PLACEMENT_VERSION: record.version,
+        attributes.PLACEMENT_EXPERTS: record.map.num_experts,
+        attributes.PLACEMENT_RANKS: record.map.num_ranks,
+        attributes.PLACEMENT_DIGEST: record.map.digest(),
+        attributes.COLUMNS_PLACEMENT: placement_block(record.map),
+        attributes.PLACEMENT_KIND: PlacementEvent.ANNOUNCED.value,
+        attributes.PLACEMENT_POLICY: terms.policy_version or None,
+        attributes.PLACEMENT_PROPOSER: terms.proposed_by or None,
+        attributes.PLACEMENT_WINDOW_FIRST: None if terms.window is None else terms.window[0],
+        attributes.PLACEMENT_WINDOW_LAST: None if terms.window is None else terms.window[1],
+        attributes.PLACEMENT_ACCEPT_SLOWDOWN: float(terms.max_slowdown),
+        attributes.PLACEMENT_ACCEPT_ERRORS: float(terms.max_error_rate),
+        attributes.PLACEMENT_ROLLBACK: terms.rollback_version,
+        attributes.PLACEMENT_COUNTS: terms.count_ids.value,
+        attributes.PLACEMENT_EXPERT_BYTES: terms.expert_bytes,
+        attributes.PLACEMENT_MEMORY_BYTES: terms.memory_bytes,
+        attributes.PLACEMENT_WEIGHTS: (
+            canonical_json(dict(terms.weight_digests)).decode() if terms.weight_digests else None
+        ),
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def placement_block(placement: PlacementMap) -> bytes:
+    """The packed mapping."""
+    rows = placement.physical_to_logical
+    return pack(
+        PLACEMENT,
+        [list(placement.layers), [len(row) for row in rows]],
+        [expert for row in rows for expert in row],
     )

@@ -96,6 +96,13 @@ TRAFFIC = Layout(
 )
 """Rows sent to each expert-parallel rank: `length` values per (layer, phase); bytes = rows x row_bytes."""
 
+PLACEMENT = Layout(
+    kind=4,
+    columns=(Column("layer", "h"), Column("length", "I")),
+    lengths="length",
+)
+"""Logical expert in each slot of a layer, slots numbered rank by rank; -1 = empty slot."""
+
 
 class ColumnsError(ValueError):
     """A packed block does not decode; the message names the block, the place and what was expected."""

@@ -210,6 +210,39 @@ class QueryFailure(StrEnum):
     """The engine failed otherwise (500)."""
 
 
+class PlacementEvent(StrEnum):
+    """What a row of the placement ledger records."""
+
+    PROPOSED = "proposed"
+    """A planner or a person proposed a mapping; it is not in force."""
+    ANNOUNCED = "announced"
+    """The model process announced a mapping that is in force from a step on."""
+    APPLIED = "applied"
+    """The first joined step that ran under another version than the step before."""
+    JUDGED = "judged"
+    """Steps before and after were compared; the result is in the row."""
+
+
+class CountIds(StrEnum):
+    """What expert counts are numbered by."""
+
+    LOGICAL = "logical"
+    """Logical experts, as the router chooses them."""
+    PHYSICAL = "physical"
+    """Physical experts: slots of the placement in force."""
+
+
+class ChangeVerdict(StrEnum):
+    """What a comparison before and after a change of placement came to."""
+
+    ACCEPTED = "accepted"
+    """The thresholds hold within the confidence interval."""
+    REGRESSED = "regressed"
+    """A threshold is exceeded with all of the confidence interval: roll back."""
+    NOT_ENOUGH_EVIDENCE = "not_enough_evidence"
+    """Too few steps of like size, or an interval on both sides of a threshold."""
+
+
 PHASE_BY_CODE: dict[int, Phase] = {
     0: Phase.OUTSIDE,
     1: Phase.ROUTER,
@@ -350,3 +383,30 @@ QUERY_FAILURE_BY_CODE: dict[int, QueryFailure] = {
 """Wire code -> QueryFailure."""
 QUERY_FAILURE_CODE: dict[QueryFailure, int] = {member: code for code, member in QUERY_FAILURE_BY_CODE.items()}
 """QueryFailure -> wire code."""
+
+PLACEMENT_EVENT_BY_CODE: dict[int, PlacementEvent] = {
+    0: PlacementEvent.PROPOSED,
+    1: PlacementEvent.ANNOUNCED,
+    2: PlacementEvent.APPLIED,
+    3: PlacementEvent.JUDGED,
+}
+"""Wire code -> PlacementEvent."""
+PLACEMENT_EVENT_CODE: dict[PlacementEvent, int] = {member: code for code, member in PLACEMENT_EVENT_BY_CODE.items()}
+"""PlacementEvent -> wire code."""
+
+COUNT_IDS_BY_CODE: dict[int, CountIds] = {
+    0: CountIds.LOGICAL,
+    1: CountIds.PHYSICAL,
+}
+"""Wire code -> CountIds."""
+COUNT_IDS_CODE: dict[CountIds, int] = {member: code for code, member in COUNT_IDS_BY_CODE.items()}
+"""CountIds -> wire code."""
+
+CHANGE_VERDICT_BY_CODE: dict[int, ChangeVerdict] = {
+    0: ChangeVerdict.ACCEPTED,
+    1: ChangeVerdict.REGRESSED,
+    2: ChangeVerdict.NOT_ENOUGH_EVIDENCE,
+}
+"""Wire code -> ChangeVerdict."""
+CHANGE_VERDICT_CODE: dict[ChangeVerdict, int] = {member: code for code, member in CHANGE_VERDICT_BY_CODE.items()}
+"""ChangeVerdict -> wire code."""

@@ -409,6 +409,62 @@ PLACEMENT_PREVIOUS_VERSION = MetricSpec(
     max_series=64,
     side="collector",
 )
+PLACEMENT_ROWS_TOTAL = MetricSpec(
+    name="moetrace_placement_rows_total",
+    kind="counter",
+    help="Rows appended to the placement ledger, by event.",
+    labels=("run_id", "event",),
+    max_series=256,
+    side="collector",
+)
+PLACEMENT_EXPERTS_COPIED_TOTAL = MetricSpec(
+    name="moetrace_placement_experts_copied_total",
+    kind="counter",
+    help="Experts that ranks had to fetch because they did not hold them in the epoch before, over all layers.",
+    labels=("run_id",),
+    max_series=64,
+    side="collector",
+)
+PLACEMENT_COPIED_BYTES_TOTAL = MetricSpec(
+    name="moetrace_placement_copied_bytes_total",
+    kind="counter",
+    help="Weights of those experts; only where the size of an expert was told.",
+    labels=("run_id",),
+    max_series=64,
+    side="collector",
+)
+PLACEMENT_REPLICAS = MetricSpec(
+    name="moetrace_placement_replicas",
+    kind="gauge",
+    help="Filled slots beyond one per logical expert in the placement in force, over all layers; absent where no mapping was told.",
+    labels=("run_id",),
+    max_series=64,
+    side="collector",
+)
+PLACEMENT_ROLLBACK_VERSION = MetricSpec(
+    name="moetrace_placement_rollback_version",
+    kind="gauge",
+    help="Placement epoch that the one in force would be rolled back to, as it was announced or else the one before.",
+    labels=("run_id",),
+    max_series=64,
+    side="collector",
+)
+PLACEMENT_VERDICTS_TOTAL = MetricSpec(
+    name="moetrace_placement_verdicts_total",
+    kind="counter",
+    help="Changes of placement that were judged while running: accepted, regressed, not_enough_evidence.",
+    labels=("run_id", "verdict",),
+    max_series=192,
+    side="collector",
+)
+COLLECTOR_PLACEMENTS_TOTAL = MetricSpec(
+    name="moetrace_collector_placements_total",
+    kind="counter",
+    help="Placements received, by outcome: recorded, repeated, conflicting (another mapping under a version that has one already).",
+    labels=("outcome",),
+    max_series=4,
+    side="collector",
+)
 RUN_INFO = MetricSpec(
     name="moetrace_run_info",
     kind="gauge",
@@ -540,6 +596,13 @@ ALL: tuple[MetricSpec, ...] = (
     EXCHANGE_ROWS_TOTAL,
     PLACEMENT_VERSION,
     PLACEMENT_PREVIOUS_VERSION,
+    PLACEMENT_ROWS_TOTAL,
+    PLACEMENT_EXPERTS_COPIED_TOTAL,
+    PLACEMENT_COPIED_BYTES_TOTAL,
+    PLACEMENT_REPLICAS,
+    PLACEMENT_ROLLBACK_VERSION,
+    PLACEMENT_VERDICTS_TOTAL,
+    COLLECTOR_PLACEMENTS_TOTAL,
     RUN_INFO,
     ROUTED_PAIRS_TOTAL,
     EXPERT_TOKENS_TOTAL,

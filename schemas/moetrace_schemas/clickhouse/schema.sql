@@ -68,6 +68,47 @@ TTL toDateTime(start_time) + toIntervalDay(30)
 SETTINGS index_granularity = 8192
 COMMENT 'One row per phase interval of one rank';
 
+CREATE TABLE moetrace.placement_ledger
+(
+    `run_id` LowCardinality(String) COMMENT 'Run; every run has a chain of its own',
+    `sequence` UInt64 COMMENT 'Number of the row in the chain, from 0',
+    `time` DateTime64(3) COMMENT 'When the row was written (UTC)' CODEC(Delta(8), ZSTD(1)),
+    `event` LowCardinality(String) COMMENT 'proposed, announced, applied or judged',
+    `version` UInt32 COMMENT 'Placement epoch that the row is about',
+    `previous_version` UInt32 COMMENT 'Epoch in force before it; 0 = unknown',
+    `rollback_version` UInt32 COMMENT 'Epoch to go back to if it regresses; 0 = unknown',
+    `step` Nullable(UInt64) COMMENT 'First step of the epoch, where known',
+    `digest` String COMMENT 'SHA-256 of the mapping, hex; empty where no mapping was told',
+    `policy_version` LowCardinality(String) COMMENT 'Version of the policy that chose the mapping',
+    `proposed_by` LowCardinality(String) COMMENT 'Name of the service that proposed it',
+    `memory` LowCardinality(String) COMMENT 'fits, does_not_fit or unknown',
+    `experts_copied` Nullable(UInt64) COMMENT 'Experts that ranks must fetch, over all layers; NULL = the mapping before is not known',
+    `copied_bytes` Nullable(UInt64) COMMENT 'Weights of those; NULL = size of an expert not told',
+    `replicas_added` Nullable(Int64) COMMENT 'Change of filled slots, over all layers',
+    `verdict` LowCardinality(String) COMMENT 'accepted, regressed or not_enough_evidence in rows of event judged, else empty',
+    `document` String COMMENT 'Everything else as canonical JSON: mapping, terms, migration plan, comparison' CODEC(ZSTD(3)),
+    `previous_hash` String COMMENT 'row_hash of the row before in the chain; 64 zeros in the first',
+    `row_hash` String COMMENT 'SHA-256 over the canonical JSON of all other columns, hex'
+)
+ENGINE = MergeTree
+ORDER BY (run_id, sequence)
+SETTINGS index_granularity = 8192
+COMMENT 'Append-only, hash-chained record of every placement change; verified by moetrace placement verify';
+
+CREATE TABLE moetrace.placement_slots
+(
+    `run_id` LowCardinality(String) COMMENT 'Run',
+    `version` UInt32 COMMENT 'Placement epoch',
+    `layer` Int16 COMMENT 'MoE layer' CODEC(ZSTD(1)),
+    `slot` UInt32 COMMENT 'Physical expert; slots are numbered rank by rank' CODEC(Delta(4), ZSTD(1)),
+    `ep_rank` UInt32 COMMENT 'Expert-parallel rank that has the slot' CODEC(ZSTD(1)),
+    `expert` Int32 COMMENT 'Logical expert in it; -1 = empty' CODEC(ZSTD(1))
+)
+ENGINE = ReplacingMergeTree
+ORDER BY (run_id, version, layer, slot)
+SETTINGS index_granularity = 8192
+COMMENT 'Physical to logical experts of each placement epoch';
+
 CREATE TABLE moetrace.rank_steps
 (
     `run_id` LowCardinality(String) COMMENT 'Run',
