@@ -20,13 +20,16 @@ from moetrace.context import RankContext
 from moetrace.emit.drain import Drain
 from moetrace.errors import ConfigError
 from moetrace.guard import Guard
+from moetrace.instrument.coverage import CoverageReport
 from moetrace.instrument.hand_written import check_parts, wrap_parts
 from moetrace.instrument.install import Installer
 from moetrace.instrument.phases import PhaseScope, phase_site
+from moetrace.instrument.silent_sites import CoverageWatch, PlacedSite
 from moetrace.instrument.steps import StepScope
 from moetrace.instrument.wrap import TorchState
 from moetrace.record.buffer import BufferPool, StepBuffer
 from moetrace.record.sites import SiteTable
+from moetrace.record.types import StepRecord
 from moetrace.self_metrics import SelfMetrics
 from moetrace.timing.clock import Clock, HostClock
 from moetrace_schemas.enums import DropReason, ForwardMode, Phase
@@ -34,7 +37,6 @@ from moetrace_schemas.identity import is_sampled
 
 if TYPE_CHECKING:
     from moetrace.emit.base import Emitter
-    from moetrace.instrument.coverage import CoverageReport
     from moetrace.instrument.routing import CountSite, StepCounter
 
 _HIGHEST_STEP = 2**63 - 1
@@ -76,7 +78,10 @@ class Tracer:
         self._placement_version = 0
         self._phase_sites: dict[tuple[str, int | None], tuple[int, TorchState]] = {}
         self._installer = Installer(self)
-        self.drain = Drain(self, emitters)
+        self._expected_sites: frozenset[int] = frozenset()
+        self._placed_sites: dict[int, PlacedSite] = {}
+        self._coverage = CoverageWatch()
+        self.drain = Drain(self, emitters, self._look_at)
         if config.enabled and (clock is not None or config.clock != "auto"):
             self._ensure_pool(None)
         _alive.add(self)
@@ -116,8 +121,30 @@ class Tracer:
         self._expect_sites()
         return result
 
+    def coverage(self) -> CoverageReport:
+        """What is instrumented now, and which call sites have not fired in the steps recorded so far, and why."""
+        reports = [entry.report for entry in self._installer.installed]
+        silent = [site for site in self._coverage.silent if site.name in self._expected_names()]
+        return CoverageReport(
+            layers=tuple(layer for report in reports for layer in report.layers),
+            skipped=tuple(dict.fromkeys(skip for report in reports for skip in report.skipped)),
+            recorded_steps=self._coverage.steps,
+            expected_sites=len(self._expected_sites),
+            silent=tuple(silent),
+        )
+
+    def _expected_names(self) -> set[str]:
+        return {self.sites.sites[number].name for number in self._expected_sites}
+
     def _expect_sites(self) -> None:
-        self.metrics.expected_sites = self._installer.expected_sites()
+        # Steps that are open now began with the set of before: what is wrapped inside one is not missing in it.
+        self._placed_sites = self._installer.placed_sites()
+        self._expected_sites = self._installer.expected_sites()
+        self.metrics.expected_sites = len(self._expected_sites)
+
+    def _look_at(self, record: StepRecord) -> None:
+        """Called by the drain thread with each record."""
+        self._coverage.note(record, self.sites.sites, self._placed_sites)
 
     def set_expert_parallel(self, ep_rank: int, ep_size: int, ep_group: int) -> None:
         """Take the position in the expert-parallel group from the model."""
@@ -224,6 +251,7 @@ class Tracer:
                 warmup=begun < self.config.warmup_steps if warmup is None else bool(warmup),
                 placement_version=self._placement_version,
                 start_unix_ns=time.time_ns(),
+                expected_sites=self._expected_sites,
             )
             buffer.counter = self._counters[buffer.number] if self._counters else None
             if buffer.counter is not None:

@@ -36,6 +36,9 @@ def span_attributes(
         attributes.PLACEMENT_VERSION: record.placement_version,
         attributes.COLUMNS_PHASES: _phases(record),
     }
+    if record.expected_sites:
+        values[attributes.COVERAGE_EXPECTED_SITES] = len(record.expected_sites)
+        values[attributes.COVERAGE_SEEN_SITES] = len(record.expected_sites & record.seen_sites)
     if record.experts:
         values[attributes.COLUMNS_EXPERTS] = _experts(record)
     if record.traffic:

@@ -17,6 +17,7 @@ from moetrace.instrument.counted import counted
 from moetrace.instrument.coverage import CoverageReport, LayerCoverage
 from moetrace.instrument.patches import Patches, mark_of
 from moetrace.instrument.receive_hook import timed_receive
+from moetrace.instrument.silent_sites import ForwardCalls, PlacedSite
 from moetrace.instrument.steps import top_forward
 from moetrace.instrument.wrap import Observer, timed, timed_launch, timed_wait
 from moetrace.record.buffer import StepBuffer
@@ -52,6 +53,7 @@ class Instrumented:
     model: Any
     patches: Patches
     report: CoverageReport
+    calls: ForwardCalls
 
 
 class Installer:
@@ -68,11 +70,23 @@ class Installer:
         self.loose_sites: list[int] = []
         """Functions that `wrap` has returned wrapped: they stay so."""
 
-    def expected_sites(self) -> int:
-        """Wrapped callables that should fire in every step."""
+    def expected_sites(self) -> frozenset[int]:
+        """Numbers of the wrapped callables that should fire in every step."""
         placed = [self._shared, self.hand_written, *(entry.patches for entry in self.installed)]
         numbers = [*self.loose_sites, *(number for patches in placed for number in patches.sites)]
-        return sum(self.tracer.sites.sites[number].per_step for number in numbers)
+        return frozenset(number for number in numbers if self.tracer.sites.sites[number].per_step)
+
+    def placed_sites(self) -> dict[int, PlacedSite]:
+        """Where the wrapper of each site is, by its number."""
+        found = {
+            number: PlacedSite(owner, attribute)
+            for patches in (self._shared, self.hand_written)
+            for number, (owner, attribute) in patches.sites.items()
+        }
+        for entry in self.installed:
+            for number, (owner, attribute) in entry.patches.sites.items():
+                found[number] = PlacedSite(owner, attribute, entry.model, entry.calls)
+        return found
 
     def install(self, model: Any, *, strict: bool) -> CoverageReport:
         """Find MoE layers and wrap them; a model that is instrumented already is left as it is.
@@ -105,13 +119,14 @@ class Installer:
             if strict:
                 raise UnsupportedModelError(str(report))
             return report
-        patches = Patches()
+        patches, calls = Patches(), ForwardCalls()
         try:
             report = self._wrap_all(patches, model, list(matches.values()), skipped)
+            self._wrap_top(patches, model, calls)
         except BaseException:
             patches.restore()
             raise
-        self.installed.append(Instrumented(model, patches, report))
+        self.installed.append(Instrumented(model, patches, report, calls))
         return report
 
     def _wrap_all(
@@ -136,7 +151,6 @@ class Installer:
         if parallel is not None:
             self.tracer.set_expert_parallel(parallel.rank, parallel.size, parallel.group)
             self.hook_collectives()
-        self._wrap_top(patches, model)
         self.tracer.set_count_sites(count_sites, _device_of(model))
         return CoverageReport(
             layers=tuple(_coverage(match) for match in matches), skipped=tuple(dict.fromkeys(skipped))
@@ -181,7 +195,7 @@ class Installer:
             return timed(current, tracer, site, observe=observe)
 
         patches.replace(target.owner, target.attribute, make)
-        patches.sites.append(site)
+        patches.sites[site] = (target.owner, target.attribute)
 
     def _place_count(self, patches: Patches, target: Target, count: Count, index: int) -> None:
         source_side = target.count_kind is not CountKind.RECEIVED
@@ -191,14 +205,14 @@ class Installer:
 
         patches.replace(target.owner, target.attribute, make)
 
-    def _wrap_top(self, patches: Patches, model: Any) -> None:
+    def _wrap_top(self, patches: Patches, model: Any, calls: ForwardCalls) -> None:
         """The top module's forward: takes the attention mask, and is a step where none is open."""
         try:
             names = list(inspect.signature(model.forward).parameters)
         except (TypeError, ValueError):
             names = []
         mask_at = names.index("attention_mask") if "attention_mask" in names else -1
-        patches.replace(model, "forward", lambda current: top_forward(self.tracer, current, mask_at))
+        patches.replace(model, "forward", lambda current: top_forward(self.tracer, current, mask_at, calls))
 
     def count_routes(self, layer: int, num_experts: int, device: Any) -> Observer:
         """Count the expert ids in a router's result from now on; returns what looks at it."""

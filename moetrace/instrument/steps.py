@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from moetrace.guard import Guard
 from moetrace.instrument.patches import mark_wrapper
+from moetrace.instrument.silent_sites import ForwardCalls
 from moetrace.instrument.wrap import TorchState
 from moetrace.record.buffer import StepBuffer
 from moetrace_schemas.enums import ForwardMode
@@ -73,27 +74,37 @@ class StepScope:
         self._owner.guard.run("step", self._owner.end_step, self)
 
 
-def top_forward(owner: StepOwner, forward: Callable[..., Any], mask_at: int) -> Callable[..., Any]:
+def top_forward(
+    owner: StepOwner, forward: Callable[..., Any], mask_at: int, calls: ForwardCalls
+) -> Callable[..., Any]:
     """Wraps a model's forward: notes padding, and is a step of its own where none is open.
 
     Args:
         owner: the tracer.
         forward: the model's forward.
         mask_at: position of `attention_mask` among its parameters, -1 where it has none.
+        calls: noted in recorded steps, for coverage.
     """
     compiling = TorchState().compiling
     active = True
 
     def with_padding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        counter = owner.buffer.counter if owner.buffer is not None else None
-        if counter is None:
+        buffer = owner.buffer
+        if buffer is None:
             return forward(*args, **kwargs)
-        before = counter.padding
-        owner.guard.run("padding", note_padding, counter, args, kwargs, mask_at)
+        calls.started += 1
+        counter = buffer.counter
+        before = None
+        if counter is not None:
+            before = counter.padding
+            owner.guard.run("padding", note_padding, counter, args, kwargs, mask_at)
         try:
             return forward(*args, **kwargs)
         finally:
-            counter.padding = before
+            if owner.buffer is not buffer:
+                calls.outlived += 1
+            elif counter is not None:
+                counter.padding = before
 
     @functools.wraps(forward)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

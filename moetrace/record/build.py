@@ -22,13 +22,15 @@ def build_record(buffer: StepBuffer, sites: SiteTable, clock: str) -> StepRecord
     to_ns = buffer.track.nanoseconds
     start, end = to_ns(buffer.start_mark), to_ns(buffer.end_mark)
     intervals = []
-    seen = set()
+    seen, unstamped = set(), set()
     for site, first, last, flags in buffer.intervals():
         if first >= 0 and last >= 0:
             seen.add(site)
             intervals.append(
                 Interval(sites.sites[site], to_ns(first), to_ns(last), flags & _FLAGS, flags >> TICKET_SHIFT)
             )
+        else:
+            unstamped.add(site)
     traffic = _summed(
         TrafficRecord(layer=layer or 0, phase=Phase(phase), row_bytes=row_bytes, rows=tuple(rows))
         for layer, phase, row_bytes, rows in buffer.traffic
@@ -47,7 +49,9 @@ def build_record(buffer: StepBuffer, sites: SiteTable, clock: str) -> StepRecord
         phases=_with_rows(phases, traffic, _local_rows(buffer)),
         experts=buffer.counter.rows() if buffer.counter is not None else (),
         traffic=traffic,
+        expected_sites=buffer.expected_sites,
         seen_sites=frozenset(seen),
+        unstamped_sites=frozenset(unstamped),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from moetrace_schemas.enums import CountKind, Direction, ForwardMode, Phase
 
@@ -59,4 +59,9 @@ class StepRecord:
     phases: tuple[PhaseRow, ...]
     experts: tuple[ExpertRow, ...] = ()
     traffic: tuple[TrafficRecord, ...] = ()
-    seen_sites: frozenset[int] = field(default_factory=frozenset)
+    expected_sites: frozenset[int] = frozenset()
+    """Call sites that should have fired, as known when the step began."""
+    seen_sites: frozenset[int] = frozenset()
+    """Call sites that fired, whether or not in every step."""
+    unstamped_sites: frozenset[int] = frozenset()
+    """Call sites that were called without a time stamp: a device graph was being captured."""

@@ -44,6 +44,14 @@ COLUMNS_EXPERTS = "moetrace.columns.experts"
 """bytes. Packed per-expert counts."""
 COLUMNS_TRAFFIC = "moetrace.columns.traffic"
 """bytes. Packed rows per destination expert-parallel rank."""
+COLUMNS_VIOLATIONS = "moetrace.columns.violations"
+"""bytes. Packed routing violations of a checked step; absent where there are none."""
+COLUMNS_COACTIVATION = "moetrace.columns.coactivation"
+"""bytes. Packed co-activation of experts; on sampled steps only."""
+COVERAGE_EXPECTED_SITES = "moetrace.coverage.expected.sites"
+"""int. Wrapped call sites that should have fired in this step."""
+COVERAGE_SEEN_SITES = "moetrace.coverage.seen.sites"
+"""int. Those of them that did."""
 
 REQUIRED: tuple[str, ...] = (
     SCHEMA_VERSION,
@@ -86,5 +94,9 @@ TYPES: dict[str, str] = {
     COLUMNS_PHASES: "bytes",
     COLUMNS_EXPERTS: "bytes",
     COLUMNS_TRAFFIC: "bytes",
+    COLUMNS_VIOLATIONS: "bytes",
+    COLUMNS_COACTIVATION: "bytes",
+    COVERAGE_EXPECTED_SITES: "int",
+    COVERAGE_SEEN_SITES: "int",
 }
 """Attribute -> OTLP value type."""

@@ -5,7 +5,7 @@ little-endian array, so a reader maps a column without touching the others:
 
     magic 4s | version u16 | kind u16 | number of rows u32 | column 0 | column 1 | ... | values
 
-`phases` has no values. `experts` and `traffic` are ragged: the row table says how many int64
+`phases`, `violations` and `coactivation` have no values. `experts` and `traffic` are ragged: the row table says how many int64
 values belong to each row, and the values follow all rows.
 
 Standard library only: the writer runs in the model process, where numpy may be absent. The
@@ -95,6 +95,25 @@ TRAFFIC = Layout(
     lengths="length",
 )
 """Rows sent to each expert-parallel rank: `length` values per (layer, phase); bytes = rows x row_bytes."""
+
+
+VIOLATIONS = Layout(
+    kind=4,
+    columns=(Column("layer", "h"), Column("violation", "B"), Column("count", "I")),
+)
+"""Routing violations of a checked step: one row per (layer, violation)."""
+
+COACTIVATION = Layout(
+    kind=5,
+    columns=(
+        Column("layer", "h"),
+        Column("span", "B"),
+        Column("first", "H"),
+        Column("second", "H"),  # an expert of the same layer (within) or of the next MoE layer (across)
+        Column("count", "I"),
+    ),
+)
+"""Tokens that two experts share: one row per pair that occurred."""
 
 
 class ColumnsError(ValueError):

@@ -49,21 +49,26 @@ def checksum(template: str) -> str:
 
 
 def read_files() -> tuple[Migration, ...]:
-    """All migration files in order of version, numbered from 1 without gaps; the lock is not looked at.
+    """All migration files in order of version; the lock is not looked at.
+
+    Numbers grow and may leave gaps, so that pieces of work in flight at once do not take each other's.
 
     Raises:
         MigrationError: a file's name or number is out of line.
     """
     folder = resources.files("moetrace_schemas.clickhouse") / "migrations"
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
-    migrations = []
-    for expected, name in enumerate(names, start=1):
+    migrations: list[Migration] = []
+    for name in names:
         match = _FILE_NAME.fullmatch(name)
-        if match is None or int(match[1]) != expected:
-            raise MigrationError(f"migration {name}: name {expected:04d}_<lower_snake_case>.sql expected")
+        last = migrations[-1].version if migrations else 0
+        if match is None or int(match[1]) <= last:
+            raise MigrationError(
+                f"migration {name}: <number>_<lower_snake_case>.sql with a number above {last:04d} expected"
+            )
         template = (folder / name).read_text(encoding="utf-8")
         migrations.append(
-            Migration(version=expected, name=name, template=template, checksum=checksum(template))
+            Migration(version=int(match[1]), name=name, template=template, checksum=checksum(template))
         )
     return tuple(migrations)
 
