@@ -5,8 +5,17 @@ from __future__ import annotations
 from moetrace.context import RankContext
 from moetrace.record.types import StepRecord
 from moetrace_schemas import SCHEMA_VERSION, attributes
-from moetrace_schemas.columns import EXPERTS, PHASES, TRAFFIC, pack
-from moetrace_schemas.enums import COUNT_KIND_CODE, DIRECTION_CODE, PHASE_CODE
+from moetrace_schemas.columns import COACTIVATION, EXPERTS, PHASES, TRAFFIC, VIOLATIONS, pack
+from moetrace_schemas.enums import (
+    COACTIVATION_SPAN_CODE,
+    COUNT_KIND_CODE,
+    DIRECTION_CODE,
+    PHASE_CODE,
+    ROUTING_VIOLATION_CODE,
+)
+
+HIGHEST_COUNT = 2**32 - 1
+"""The wire's count of a violation is a uint32."""
 
 AttributeValue = str | int | bool | bytes
 
@@ -43,6 +52,10 @@ def span_attributes(
         values[attributes.COLUMNS_EXPERTS] = _experts(record)
     if record.traffic:
         values[attributes.COLUMNS_TRAFFIC] = _traffic(record)
+    if record.violations:
+        values[attributes.COLUMNS_VIOLATIONS] = _violations(record)
+    if record.coactivation:
+        values[attributes.COLUMNS_COACTIVATION] = _coactivation(record)
     return values
 
 
@@ -90,4 +103,30 @@ def _traffic(record: StepRecord) -> bytes:
             [len(row.rows) for row in rows],
         ],
         [count for row in rows for count in row.rows],
+    )
+
+
+def _violations(record: StepRecord) -> bytes:
+    rows = record.violations
+    return pack(
+        VIOLATIONS,
+        [
+            [row.layer for row in rows],
+            [ROUTING_VIOLATION_CODE[row.violation] for row in rows],
+            [min(row.count, HIGHEST_COUNT) for row in rows],
+        ],
+    )
+
+
+def _coactivation(record: StepRecord) -> bytes:
+    rows = [(row, pair) for row in record.coactivation for pair in row.pairs]
+    return pack(
+        COACTIVATION,
+        [
+            [row.layer for row, _ in rows],
+            [COACTIVATION_SPAN_CODE[row.span] for row, _ in rows],
+            [first for _, (first, _, _) in rows],
+            [second for _, (_, second, _) in rows],
+            [tokens for _, (_, _, tokens) in rows],
+        ],
     )

@@ -39,8 +39,7 @@ class SilentSite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoverageReport:
-    """What `instrument` did to a model, and, from `Tracer.coverage`, what fired. False where no MoE layer
-    was found."""
+    """What `instrument` did to a model, and what fired (`Tracer.coverage`). False without a layer."""
 
     layers: tuple[LayerCoverage, ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from moetrace.adapters import deepep
@@ -21,11 +21,11 @@ from moetrace.instrument.silent_sites import ForwardCalls, PlacedSite
 from moetrace.instrument.steps import top_forward
 from moetrace.instrument.wrap import Observer, timed, timed_launch, timed_wait
 from moetrace.record.buffer import StepBuffer
+from moetrace.record.count_sites import CountSite
 from moetrace.record.sites import Role, Site
 from moetrace_schemas.enums import CountKind, Phase
 
 if TYPE_CHECKING:
-    from moetrace.instrument.routing import CountSite
     from moetrace.tracer import Tracer
 
 ADAPTERS = (
@@ -121,7 +121,7 @@ class Installer:
             return report
         patches, calls = Patches(), ForwardCalls()
         try:
-            report = self._wrap_all(patches, model, list(matches.values()), skipped)
+            report = self._wrap_all(patches, model, self._numbered_apart(matches.values()), skipped)
             self._wrap_top(patches, model, calls)
         except BaseException:
             patches.restore()
@@ -129,19 +129,29 @@ class Installer:
         self.installed.append(Instrumented(model, patches, report, calls))
         return report
 
+    def _numbered_apart(self, matches: Iterable[LayerMatch]) -> list[LayerMatch]:
+        """Layers of one model, behind those of the models before it where they would share numbers.
+
+        A draft model beside the one that it drafts for would else add to the same layers.
+        """
+        found = list(matches)
+        taken = {layer.layer for entry in self.installed for layer in entry.report.layers}
+        if not any(match.layer in taken for match in found):
+            return found
+        first = max(taken) + 1
+        note = f"another instrumented model has the same layer numbers: these layers count from {first}"
+        return [_with_number(match, first + match.layer, note) for match in found]
+
     def _wrap_all(
         self, patches: Patches, model: Any, matches: list[LayerMatch], skipped: list[tuple[str, str]]
     ) -> CoverageReport:
-        from moetrace.instrument.routing import CountSite
-
         count_sites: list[CountSite] = list(self.tracer.count_sites)
         for match in matches:
             rows: dict[CountKind, int] = {}
             first = match.parallel.rank * match.num_local_experts if match.parallel is not None else 0
             for kind in _count_kinds(match):
                 rows[kind] = len(count_sites)
-                local = (first, match.num_local_experts) if kind is CountKind.RECEIVED else (0, 0)
-                count_sites.append(CountSite(match.layer, match.num_experts, kind, *local))
+                count_sites.append(_count_site(match, kind, first))
             for target in match.targets:
                 try:
                     self._wrap(patches, match, target, rows)
@@ -198,7 +208,7 @@ class Installer:
         patches.sites[site] = (target.owner, target.attribute)
 
     def _place_count(self, patches: Patches, target: Target, count: Count, index: int) -> None:
-        source_side = target.count_kind is not CountKind.RECEIVED
+        source_side = target.count_kind not in (CountKind.RECEIVED, CountKind.EXECUTED)
 
         def make(current: Callable[..., Any]) -> Callable[..., Any]:
             return counted(current, self.tracer, count, index, source_side=source_side)
@@ -217,8 +227,6 @@ class Installer:
     def count_routes(self, layer: int, num_experts: int, device: Any) -> Observer:
         """Count the expert ids in a router's result from now on; returns what looks at it."""
         import torch
-
-        from moetrace.instrument.routing import CountSite
 
         sites = [*self.tracer.count_sites, CountSite(layer, num_experts)]
         self.tracer.set_count_sites(sites, device or self.tracer.device or torch.device("cpu"))
@@ -268,6 +276,28 @@ class Installer:
             self.tracer.forget_count_sites()
 
 
+def _with_number(match: LayerMatch, layer: int, note: str) -> LayerMatch:
+    targets = (t if t.layer is None else replace(t, layer=layer) for t in match.targets)
+    return replace(match, layer=layer, targets=tuple(targets), notes=(*match.notes, note))
+
+
+def _count_site(match: LayerMatch, kind: CountKind, first: int) -> CountSite:
+    """One kind of count of a layer; `first` is the first expert of this rank."""
+    if kind is CountKind.ROUTED:
+        return CountSite(
+            match.layer,
+            match.num_experts,
+            weight_sums=match.weight_sums,
+            slots=match.slots,
+            sentinels=match.sentinels,
+            ep_size=match.parallel.size if match.parallel is not None else 1,
+            exact_rows=match.exact_rows,
+        )
+    here = kind is CountKind.RECEIVED or (kind is CountKind.EXECUTED and match.parallel is not None)
+    local = (first, match.num_local_experts) if here else (0, 0)
+    return CountSite(match.layer, match.num_experts, kind, *local)
+
+
 def _count_kinds(match: LayerMatch) -> list[CountKind]:
     """Kinds of counts of one layer; none where the number of experts is not known."""
     if not match.num_experts:
@@ -275,6 +305,8 @@ def _count_kinds(match: LayerMatch) -> list[CountKind]:
     kinds = {CountKind.ROUTED, *(target.count_kind for target in match.targets)}
     if match.parallel is not None:
         kinds.add(CountKind.RECEIVED)
+    if match.executed:
+        kinds.add(CountKind.EXECUTED)
     return [kind for kind in CountKind if kind in kinds]
 
 
@@ -343,6 +375,7 @@ def _route_observer(index: int, guard: Guard) -> Observer:
     import torch
 
     from moetrace.instrument.routing import find_expert_ids, is_recompute
+    from moetrace.instrument.routing_checks import find_weights
 
     def count(buffer: StepBuffer, result: Any) -> None:
         ids = find_expert_ids(result)
@@ -351,8 +384,12 @@ def _route_observer(index: int, guard: Guard) -> Observer:
             return
         if is_recompute(torch._C._current_graph_task_id):
             buffer.counter.add_recompute(index, ids)
-        else:
-            buffer.counter.add(index, ids)
+            return
+        buffer.counter.add(index, ids)
+        if buffer.counter.checking:
+            weights = find_weights(result, ids, buffer.counter.sites[index].num_experts)
+            if weights is not None:
+                buffer.counter.check_weights(index, weights)
 
     def observe(buffer: StepBuffer, args: tuple[Any, ...], result: Any) -> None:
         guard.run("counts", count, buffer, result)

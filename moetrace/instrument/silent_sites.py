@@ -152,7 +152,7 @@ def _is_compiled(placed: PlacedSite) -> bool:
 
 
 def _anything_compiled() -> bool:
-    """Whether torch.compile has traced anything in this process (`torch.compile(model)` leaves no mark on it)."""
+    """Whether torch.compile has traced anything in this process (`torch.compile(model)` does not mark it)."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     counters = getattr(dynamo, "counters", None)
     return bool(counters and counters["stats"].get("unique_graphs"))

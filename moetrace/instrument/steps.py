@@ -36,6 +36,7 @@ class StepOwner(Protocol):
         microbatch: int,
         cohort: str,
         warmup: bool | None,
+        dummy: bool = False,
     ) -> None:
         """Open a step on behalf of `scope`."""
         ...
@@ -58,9 +59,10 @@ class StepScope:
         microbatch: int = 0,
         cohort: str = "",
         warmup: bool | None = None,
+        dummy: bool = False,
     ) -> None:
         self._owner = owner
-        self._arguments = (step, forward_mode, microbatch, cohort, warmup)
+        self._arguments = (step, forward_mode, microbatch, cohort, warmup, dummy)
 
     def __enter__(self) -> StepScope:
         self._owner.open_scopes += 1

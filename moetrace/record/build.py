@@ -8,6 +8,7 @@ from dataclasses import replace
 from moetrace.record.assemble import assemble
 from moetrace.record.buffer import TICKET_SHIFT, StepBuffer
 from moetrace.record.exchanges import Interval
+from moetrace.record.receipts import settle
 from moetrace.record.sites import SiteTable
 from moetrace.record.types import PhaseRow, StepRecord, TrafficRecord
 from moetrace_schemas.columns import RowFlag
@@ -36,6 +37,15 @@ def build_record(buffer: StepBuffer, sites: SiteTable, clock: str) -> StepRecord
         for layer, phase, row_bytes, rows in buffer.traffic
     )
     phases = assemble(intervals, start, end, microbatch=buffer.microbatch)
+    counter = buffer.counter
+    settled = settle(
+        counter.rows() if counter is not None else (),
+        counter.sites if counter is not None else (),
+        traffic=traffic,
+        pairs=counter.pairs if counter is not None else None,
+        seen=counter.violations() if counter is not None else (),
+        placement_version=buffer.placement_version,
+    )
     return StepRecord(
         step=buffer.step,
         microbatch=buffer.microbatch,
@@ -47,8 +57,10 @@ def build_record(buffer: StepBuffer, sites: SiteTable, clock: str) -> StepRecord
         start_unix_ns=buffer.start_unix_ns,
         duration_ns=end - start,
         phases=_with_rows(phases, traffic, _local_rows(buffer)),
-        experts=buffer.counter.rows() if buffer.counter is not None else (),
+        experts=settled.experts,
         traffic=traffic,
+        violations=settled.violations,
+        coactivation=counter.coactivation_rows() if counter is not None else (),
         expected_sites=buffer.expected_sites,
         seen_sites=frozenset(seen),
         unstamped_sites=frozenset(unstamped),

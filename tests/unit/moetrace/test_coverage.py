@@ -1,4 +1,4 @@
-"""Coverage while running: what never fired is named once, with the reason that the process shows evidence of."""
+"""Coverage while running: what never fired is named once, with the reason that there is evidence of."""
 
 from __future__ import annotations
 
