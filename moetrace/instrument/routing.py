@@ -110,7 +110,7 @@ class StepCounter:
         ids = ids.clamp(-1, site.num_experts).add_(1)
         padding = None if self.padding is None else self._here(self.padding)
         sampled = self.checking or self.coactivation is not None
-        if sampled and site.kind is CountKind.ROUTED and ids.dim() > 1 and ids.shape[-1] > 1:
+        if sampled and site.kind is CountKind.ROUTED and ids.dim() > 1:
             self._look_at_tokens(index, ids.reshape(-1, ids.shape[-1]), padding)
         if padding is not None and site.kind is CountKind.ROUTED and padding.numel():
             # Ids without a dimension for the slots are one per token, or those of a token side by side.

@@ -15,7 +15,14 @@ from moetrace_collectors.model import RankStep
 from moetrace_collectors.sinks.base import StepResult
 from moetrace_schemas import identity
 from moetrace_schemas.columns import RowFlag
-from moetrace_schemas.enums import COUNT_KIND_BY_CODE, DIRECTION_BY_CODE, PHASE_BY_CODE, CountKind
+from moetrace_schemas.enums import (
+    COACTIVATION_SPAN_BY_CODE,
+    COUNT_KIND_BY_CODE,
+    DIRECTION_BY_CODE,
+    PHASE_BY_CODE,
+    ROUTING_VIOLATION_BY_CODE,
+    CountKind,
+)
 
 NS_PER_MS = 1_000_000
 _PHASES = {code: phase.value for code, phase in PHASE_BY_CODE.items()}
@@ -58,12 +65,14 @@ class _Builder:
 
 
 def rank_step_rows(rank_steps: Sequence[RankStep], *, late: bool) -> tuple[TableRows, ...]:
-    """Everything that rank steps themselves say: phase_spans, expert_loads, rank_traffic, rank_steps."""
+    """Everything that rank steps themselves say: all tables but those of verdicts and events."""
     return (
         _phase_spans(rank_steps),
         _expert_loads(rank_steps),
         _rank_traffic(rank_steps),
         _rank_steps(rank_steps, late),
+        _routing_violations(rank_steps),
+        _expert_coactivation(rank_steps),
     )
 
 
@@ -159,6 +168,7 @@ def _rank_steps(rank_steps: Iterable[RankStep], late: bool) -> TableRows:
         "rank_steps", "run_id", "step", "rank", "microbatch", "trace_id", "world_size", "ep_group", "ep_rank",
         "ep_size", "forward_mode", "cohort", "model_name", "model_version", "host_name", "clock",
         "sample_period", "placement_version", "warmup", "late", "start_time", "duration_ns",
+        "expected_sites", "seen_sites",
     )  # fmt: skip
     for step in rank_steps:
         builder.add_row(
@@ -183,13 +193,88 @@ def _rank_steps(rank_steps: Iterable[RankStep], late: bool) -> TableRows:
             int(late),
             step.start_unix_ns,
             step.duration_ns,
+            step.expected_sites,
+            step.seen_sites,
+        )
+    return builder.rows()
+
+
+def _violations_builder() -> _Builder:
+    return _Builder(
+        "routing_violations", "run_id", "step", "layer", "violation", "forward_mode", "scope", "rank",
+        "microbatch", "count", "step_time",
+    )  # fmt: skip
+
+
+def _routing_violations(rank_steps: Iterable[RankStep]) -> TableRows:
+    builder = _violations_builder()
+    for step in rank_steps:
+        for entry in step.violations:
+            builder.add_row(
+                step.run_id,
+                step.step,
+                entry.layer,
+                ROUTING_VIOLATION_BY_CODE[entry.violation].value,
+                step.forward_mode.value,
+                "rank",
+                step.rank,
+                step.microbatch,
+                entry.count,
+                step.start_unix_ns // NS_PER_MS,
+            )
+    return builder.rows()
+
+
+def _group_violations(results: Iterable[StepResult]) -> TableRows:
+    builder = _violations_builder()
+    for result in results:
+        step_time_ms = _step_time_ns(result) // NS_PER_MS
+        for found in result.violations:
+            builder.add_row(
+                result.joined.run_id,
+                result.joined.step,
+                found.layer,
+                found.violation.value,
+                found.forward_mode.value,
+                "group",
+                found.ep_group,
+                found.microbatch,
+                found.count,
+                step_time_ms,
+            )
+    return builder.rows()
+
+
+def _expert_coactivation(rank_steps: Iterable[RankStep]) -> TableRows:
+    builder = _Builder(
+        "expert_coactivation", "run_id", "step", "layer", "span", "forward_mode", "cohort", "rank",
+        "microbatch", "first", "second", "tokens", "step_time",
+    )  # fmt: skip
+    for step in rank_steps:
+        pairs = step.coactivation
+        if pairs is None:
+            continue
+        builder.add_rows(
+            len(pairs),
+            step.run_id,
+            step.step,
+            pairs.layer.tolist(),
+            [COACTIVATION_SPAN_BY_CODE[code].value for code in pairs.span.tolist()],
+            step.forward_mode.value,
+            step.cohort,
+            step.rank,
+            step.microbatch,
+            pairs.first.tolist(),
+            pairs.second.tolist(),
+            pairs.count.tolist(),
+            step.start_unix_ns // NS_PER_MS,
         )
     return builder.rows()
 
 
 def verdict_rows(results: Sequence[StepResult]) -> tuple[TableRows, ...]:
-    """What was found out about steps: step_verdicts and step_barriers."""
-    return (_step_verdicts(results), _step_barriers(results))
+    """What was found out about steps: step_verdicts, step_barriers, routing_violations of whole groups."""
+    return (_step_verdicts(results), _step_barriers(results), _group_violations(results))
 
 
 def _step_time_ns(result: StepResult) -> int:
