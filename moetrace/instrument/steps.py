@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol
@@ -117,11 +118,20 @@ def top_forward(
         with StepScope(owner):
             return with_padding(args, kwargs)
 
+    @functools.wraps(forward)
+    def generator(*args: Any, **kwargs: Any) -> Any:
+        # The body runs when it is asked for values: the step lasts from the first to the end.
+        if not active or owner.closed or owner.open_scopes:
+            return (yield from forward(*args, **kwargs))
+        with StepScope(owner):
+            return (yield from with_padding(args, kwargs))
+
     def make_passive() -> None:
         nonlocal active
         active = False
 
-    return mark_wrapper(wrapper, forward, make_passive)
+    chosen = generator if inspect.isgeneratorfunction(forward) else wrapper
+    return mark_wrapper(chosen, forward, make_passive)
 
 
 def note_padding(counter: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mask_at: int) -> None:

@@ -120,7 +120,7 @@ def test_warm_up_batches(record: Make) -> None:
 
 
 def test_all_to_all_multiplicity() -> None:
-    """What a router chose and what experts got are two kinds: tokens that several ranks see count once each."""
+    """What a router chose and what experts got are two kinds: tokens that several ranks see count once."""
     sites = [
         CountSite(0, 4, ep_size=2),
         CountSite(0, 4, CountKind.RECEIVED, offset=2, num_local_experts=2),
