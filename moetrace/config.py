@@ -15,6 +15,16 @@ from moetrace_schemas.enums import ForwardMode
 from moetrace_schemas.identity import RUN_ID_PATTERN
 
 ENVIRONMENT_PREFIX = "MOETRACE_"
+LOWEST = {
+    "buffers": 1,
+    "max_intervals": 16,
+    "queue_steps": 1,
+    "warmup_steps": 0,
+    "check_steps": 0,
+    "coactivation_steps": 0,
+    "coactivation_layers": 1,
+}
+"""Smallest values of whole numbers."""
 MOST_INTERVALS = 32_767
 """An interval makes at most two rows, and the wire numbers rows of one kind with a uint16."""
 
@@ -59,6 +69,15 @@ class Config:
     """Step buffers; a sampled step is dropped (and counted) when all are in use."""
     max_intervals: int = 4096
     """Intervals that one step may record; a step with more is dropped (and counted)."""
+    check_steps: int = 10
+    """Every so many recorded steps, and in the first, routing is checked (duplicates, weights, what experts
+    were called with); 0 never."""
+    coactivation_steps: int = 0
+    """Every so many recorded steps, and in the first, pairs of experts that serve the same token are counted;
+    0 never."""
+    coactivation_layers: int = 4
+    """Layers that are counted at once, the next ones in the next such step. Each needs 8 bytes x E x E; all
+    together 64 MiB at the most."""
     queue_steps: int = 256
     """Steps that may wait for the exporter; the oldest is dropped (and counted) beyond it."""
     export_timeout_s: float = 5.0
@@ -75,7 +94,7 @@ class Config:
                 raise ConfigError(f"endpoint={self.endpoint!r}: a URL like http://127.0.0.1:4318 expected")
         if self.clock not in ("auto", "host", "cuda"):
             raise ConfigError(f"clock={self.clock!r}: one of auto, host, cuda expected")
-        for name, low in (("buffers", 1), ("max_intervals", 16), ("queue_steps", 1), ("warmup_steps", 0)):
+        for name, low in LOWEST.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name}={getattr(self, name)}: {low} or more expected")
         if self.max_intervals > MOST_INTERVALS:

@@ -20,14 +20,17 @@ from moetrace.context import RankContext
 from moetrace.emit.drain import Drain
 from moetrace.errors import ConfigError
 from moetrace.guard import Guard
+from moetrace.instrument.coverage import CoverageReport
 from moetrace.instrument.hand_written import check_parts, wrap_parts
 from moetrace.instrument.install import Installer
 from moetrace.instrument.phases import PhaseScope, phase_site
+from moetrace.instrument.silent_sites import CoverageWatch, PlacedSite
 from moetrace.instrument.steps import StepScope
 from moetrace.instrument.wrap import TorchState
 from moetrace.record.buffer import BufferPool, StepBuffer
 from moetrace.record.placement import PlacementRecord, make_map, make_terms
 from moetrace.record.sites import SiteTable
+from moetrace.record.types import StepRecord
 from moetrace.self_metrics import SelfMetrics
 from moetrace.timing.clock import Clock, HostClock
 from moetrace_schemas.enums import DropReason, ForwardMode, Phase
@@ -36,8 +39,9 @@ from moetrace_schemas.placement import PlacementError, check_version
 
 if TYPE_CHECKING:
     from moetrace.emit.base import Emitter
-    from moetrace.instrument.coverage import CoverageReport
-    from moetrace.instrument.routing import CountSite, StepCounter
+    from moetrace.instrument.coactivation import CoactivationSampler
+    from moetrace.instrument.routing import StepCounter
+    from moetrace.record.count_sites import CountSite
 
 _HIGHEST_STEP = 2**63 - 1
 """The wire's step index is an int64."""
@@ -71,6 +75,7 @@ class Tracer:
         self._clock = clock
         self._pool: BufferPool | None = None
         self._counters: list[StepCounter] = []
+        self._coactivation: CoactivationSampler | None = None
         self._model_name = config.model_name
         self._next_step = 0
         self._steps_begun = 0
@@ -78,7 +83,10 @@ class Tracer:
         self._placement_version = 0
         self._phase_sites: dict[tuple[str, int | None], tuple[int, TorchState]] = {}
         self._installer = Installer(self)
-        self.drain = Drain(self, emitters)
+        self._expected_sites: frozenset[int] = frozenset()
+        self._placed_sites: dict[int, PlacedSite] = {}
+        self._coverage = CoverageWatch()
+        self.drain = Drain(self, emitters, self._look_at)
         if config.enabled and (clock is not None or config.clock != "auto"):
             self._ensure_pool(None)
         _alive.add(self)
@@ -118,8 +126,32 @@ class Tracer:
         self._expect_sites()
         return result
 
+    def coverage(self) -> CoverageReport:
+        """What is instrumented now, and which call sites have not fired in recorded steps so far, and why."""
+        reports = [entry.report for entry in self._installer.installed]
+        silent = [site for site in self._coverage.silent if site.name in self._expected_names()]
+        return CoverageReport(
+            layers=tuple(layer for report in reports for layer in report.layers),
+            skipped=tuple(dict.fromkeys(skip for report in reports for skip in report.skipped)),
+            recorded_steps=self._coverage.steps,
+            expected_sites=len(self._expected_sites),
+            silent=tuple(silent),
+        )
+
+    def _expected_names(self) -> set[str]:
+        return {self.sites.sites[number].name for number in self._expected_sites}
+
     def _expect_sites(self) -> None:
-        self.metrics.expected_sites = self._installer.expected_sites()
+        # A step that is open began with the set of before: what is wrapped inside it is not missing there.
+        self._placed_sites = self._installer.placed_sites()
+        self._expected_sites = self._installer.expected_sites()
+        self.metrics.expected_sites = len(self._expected_sites)
+
+    def _look_at(self, record: StepRecord) -> None:
+        """Called by the drain thread with each record."""
+        self._coverage.note(record, self.sites.sites, self._placed_sites)
+        for row in record.violations:
+            self.metrics.violations[row.violation] += row.count
 
     def set_expert_parallel(self, ep_rank: int, ep_size: int, ep_group: int) -> None:
         """Take the position in the expert-parallel group from the model."""
@@ -133,11 +165,16 @@ class Tracer:
         self.device = device
         # Buffers that wait for the drain thread keep the counter they were filled with.
         self._counters = [StepCounter(sites, device) for _ in self._ensure_pool(device).all_buffers]
+        if self.config.coactivation_steps:
+            from moetrace.instrument.coactivation import CoactivationSampler
+
+            self._coactivation = CoactivationSampler(sites, device, layers=self.config.coactivation_layers)
 
     def forget_count_sites(self) -> None:
         """Nothing is counted any more."""
         self.count_sites = []
         self._counters = []
+        self._coactivation = None
 
     def _ensure_pool(self, device: Any) -> BufferPool:
         if self._pool is None:
@@ -168,6 +205,7 @@ class Tracer:
         microbatch: int = 0,
         cohort: str = "",
         warmup: bool | None = None,
+        dummy: bool = False,
     ) -> StepScope:
         """One step (or one microbatch of it) as a context manager.
 
@@ -180,8 +218,10 @@ class Tracer:
             microbatch: index where a step is recorded in several spans.
             cohort: traffic cohort; only those of the allow-list are kept.
             warmup: marks the step as warm-up; default: by `warmup_steps`.
+            dummy: a batch of no request, run so that other ranks have company in their collectives: timed
+                as any, but nothing of it counts as load.
         """
-        return StepScope(self, step, forward_mode, microbatch, cohort, warmup)
+        return StepScope(self, step, forward_mode, microbatch, cohort, warmup, dummy)
 
     def begin_step(
         self,
@@ -191,6 +231,7 @@ class Tracer:
         microbatch: int,
         cohort: str,
         warmup: bool | None,
+        dummy: bool = False,
     ) -> None:
         """Open a step on behalf of `scope`; a step that is still open is dropped and counted.
 
@@ -226,10 +267,17 @@ class Tracer:
                 warmup=begun < self.config.warmup_steps if warmup is None else bool(warmup),
                 placement_version=self._placement_version,
                 start_unix_ns=time.time_ns(),
+                expected_sites=self._expected_sites,
             )
             buffer.counter = self._counters[buffer.number] if self._counters else None
             if buffer.counter is not None:
-                buffer.counter.clear()
+                recorded = self.metrics.steps_sampled - 1
+                sampled = _is_due(self.config.coactivation_steps, recorded) and not dummy
+                buffer.counter.begin(
+                    checking=_is_due(self.config.check_steps, recorded),
+                    dummy=dummy,
+                    coactivation=self._coactivation.take() if sampled and self._coactivation else None,
+                )
             buffer.start_mark = buffer.mark()
         except Exception:
             self._release(buffer, DropReason.INTERNAL_ERROR)
@@ -361,6 +409,11 @@ class Tracer:
         """A forked child has no drain thread: it records nothing, and its model runs on untouched."""
         self.buffer = None
         self.closed = True
+
+
+def _is_due(period: int, recorded: int) -> bool:
+    """Whether something that is done in the first recorded step and then in every n-th is done now."""
+    return period > 0 and recorded % period == 0
 
 
 def _cuda_clock() -> Clock:

@@ -16,7 +16,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from moetrace_collectors.decode_columns import decode_experts, decode_phases, decode_traffic
+from moetrace_collectors.decode_columns import (
+    decode_coactivation,
+    decode_experts,
+    decode_phases,
+    decode_traffic,
+    decode_violations,
+)
 from moetrace_collectors.decode_placement import PlacementRejectedError, decode_placement
 from moetrace_collectors.events import MAX_PAYLOAD_BYTES, Rejection
 from moetrace_collectors.model import PlacementReport, RankStep
@@ -186,6 +192,16 @@ def _rank_step(span: Span, values: Mapping[str, AnyValue], host_name: str, max_w
             if attributes.COLUMNS_TRAFFIC in values
             else ()
         )
+        violations = (
+            decode_violations(_bytes(values, attributes.COLUMNS_VIOLATIONS))
+            if attributes.COLUMNS_VIOLATIONS in values
+            else ()
+        )
+        coactivation = (
+            decode_coactivation(_bytes(values, attributes.COLUMNS_COACTIVATION))
+            if attributes.COLUMNS_COACTIVATION in values
+            else None
+        )
     except ColumnsError as error:
         raise _RejectedError(RejectReason.MALFORMED_COLUMNS, str(error)) from error
     return RankStep(
@@ -207,14 +223,14 @@ def _rank_step(span: Span, values: Mapping[str, AnyValue], host_name: str, max_w
         model_name=_text(values, attributes.MODEL_NAME),
         model_version=_text(values, attributes.MODEL_VERSION),
         cohort=_text(values, attributes.COHORT),
-        placement_version=(
-            _int(values, attributes.PLACEMENT_VERSION, 0, MAX_INDEX)
-            if attributes.PLACEMENT_VERSION in values
-            else 0
-        ),
+        placement_version=_optional_int(values, attributes.PLACEMENT_VERSION),
         phases=phases,
         experts=experts,
         traffic=traffic,
+        violations=violations,
+        coactivation=coactivation,
+        expected_sites=_optional_int(values, attributes.COVERAGE_EXPECTED_SITES),
+        seen_sites=_optional_int(values, attributes.COVERAGE_SEEN_SITES),
     )
 
 
@@ -264,6 +280,10 @@ def _int(values: Mapping[str, AnyValue], name: str, low: int, high: int) -> int:
     if not low <= value <= high:
         raise _invalid(name, str(value), f"{low} to {high}")
     return value
+
+
+def _optional_int(values: Mapping[str, AnyValue], name: str) -> int:
+    return _int(values, name, 0, MAX_INDEX) if name in values else 0
 
 
 def _bool(values: Mapping[str, AnyValue], name: str) -> bool:

@@ -24,6 +24,7 @@ from moetrace_collectors.intake import Arrival, Intake
 from moetrace_collectors.joiner import Duplicate, Joiner, Late, Outcome, WorldSizeMismatch
 from moetrace_collectors.ledger.epochs import Epochs
 from moetrace_collectors.model import JoinedStep, LayerLoad, PlacementReport, RankStep, StepVerdict
+from moetrace_collectors.receipts import group_violations
 from moetrace_collectors.self_metrics import SelfMetrics
 from moetrace_collectors.sinks.base import RetryPolicy, Sink, StepResult, flush_with_retry
 from moetrace_schemas.enums import Cause, ClosedBy, Evidence, RejectReason
@@ -271,10 +272,11 @@ class Worker:
                 joined = self._epochs.logical(joined)
             verdict = self._judge.judge(joined)
             loads = self._layer_loads(joined)
+            violations = group_violations(joined)
         except Exception as error:
             # Also a per-message boundary: without a verdict the step's rows are still worth keeping.
             logger.exception("no verdict for run %s, step %d", joined.run_id, joined.step)
-            verdict, loads = _no_verdict(joined, error), ()
+            verdict, loads, violations = _no_verdict(joined, error), (), ()
         self._metrics.step_closed(joined)
         if joined.closed_by is ClosedBy.COMPLETE:
             waited_ns = self._clocks.monotonic_ns() - joined.last_arrival_monotonic_ns
@@ -287,7 +289,7 @@ class Worker:
                 detail = "no rank is missing; the run's steps before had more microbatches"
             self._event(EventKind.PARTIAL, joined.closed_by.value, joined.run_id, joined.step, None, detail)
         for sink in self._sinks:
-            sink.take_step(StepResult(joined=joined, verdict=verdict, loads=loads))
+            sink.take_step(StepResult(joined=joined, verdict=verdict, loads=loads, violations=violations))
 
     def _rejected(self, rejection: Rejection) -> None:
         now_ms = self._clocks.unix_ns() // NS_PER_MS

@@ -19,9 +19,12 @@ from moetrace.self_metrics import SelfMetrics
 from moetrace_schemas.enums import DropReason
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from moetrace.emit.base import Emitter
     from moetrace.record.buffer import BufferPool, StepBuffer
     from moetrace.record.placement import PlacementRecord
+    from moetrace.record.types import StepRecord
 
 POLL_S = 0.002
 """How often unfinished device events are asked."""
@@ -47,8 +50,15 @@ class Owner(Protocol):
 class Drain:
     """Owns the drain thread and the emitters."""
 
-    def __init__(self, owner: Owner, emitters: list[Emitter]) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        emitters: list[Emitter],
+        on_record: Callable[[StepRecord], None] | None = None,
+    ) -> None:
+        """`on_record` looks at each record before it is emitted; a failure of it is counted and no more."""
         self._owner = owner
+        self._on_record = on_record
         self.emitters = emitters
         self._assembler = Assembler(owner.sites)
         self._pool: BufferPool | None = None
@@ -154,6 +164,8 @@ class Drain:
         record = build_record(buffer, self._assembler, self._owner.clock_name)
         sites = self._owner.sites.sites
         metrics.seen_sites = sum(sites[number].per_step for number in record.seen_sites)
+        if self._on_record is not None:
+            guard.run("on_record", self._on_record, record)
         taken = [guard.run(f"emit.{emitter.name}", emitter.emit, record) for emitter in self.emitters]
         return None if all(taken) else DropReason.EXPORT_FAILED
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol
 
 from moetrace.guard import Guard
 from moetrace.instrument.patches import mark_wrapper
+from moetrace.instrument.silent_sites import ForwardCalls
 from moetrace.instrument.wrap import TorchState
 from moetrace.record.buffer import StepBuffer
 from moetrace_schemas.enums import ForwardMode
@@ -35,6 +37,7 @@ class StepOwner(Protocol):
         microbatch: int,
         cohort: str,
         warmup: bool | None,
+        dummy: bool = False,
     ) -> None:
         """Open a step on behalf of `scope`."""
         ...
@@ -57,9 +60,10 @@ class StepScope:
         microbatch: int = 0,
         cohort: str = "",
         warmup: bool | None = None,
+        dummy: bool = False,
     ) -> None:
         self._owner = owner
-        self._arguments = (step, forward_mode, microbatch, cohort, warmup)
+        self._arguments = (step, forward_mode, microbatch, cohort, warmup, dummy)
 
     def __enter__(self) -> StepScope:
         self._owner.open_scopes += 1
@@ -73,27 +77,37 @@ class StepScope:
         self._owner.guard.run("step", self._owner.end_step, self)
 
 
-def top_forward(owner: StepOwner, forward: Callable[..., Any], mask_at: int) -> Callable[..., Any]:
+def top_forward(
+    owner: StepOwner, forward: Callable[..., Any], mask_at: int, calls: ForwardCalls
+) -> Callable[..., Any]:
     """Wraps a model's forward: notes padding, and is a step of its own where none is open.
 
     Args:
         owner: the tracer.
         forward: the model's forward.
         mask_at: position of `attention_mask` among its parameters, -1 where it has none.
+        calls: noted in recorded steps, for coverage.
     """
     compiling = TorchState().compiling
     active = True
 
     def with_padding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        counter = owner.buffer.counter if owner.buffer is not None else None
-        if counter is None:
+        buffer = owner.buffer
+        if buffer is None:
             return forward(*args, **kwargs)
-        before = counter.padding
-        owner.guard.run("padding", note_padding, counter, args, kwargs, mask_at)
+        calls.started += 1
+        counter = buffer.counter
+        before = None
+        if counter is not None:
+            before = counter.padding
+            owner.guard.run("padding", note_padding, counter, args, kwargs, mask_at)
         try:
             return forward(*args, **kwargs)
         finally:
-            counter.padding = before
+            if owner.buffer is not buffer:
+                calls.outlived += 1
+            elif counter is not None:
+                counter.padding = before
 
     @functools.wraps(forward)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -104,11 +118,20 @@ def top_forward(owner: StepOwner, forward: Callable[..., Any], mask_at: int) -> 
         with StepScope(owner):
             return with_padding(args, kwargs)
 
+    @functools.wraps(forward)
+    def generator(*args: Any, **kwargs: Any) -> Any:
+        # The body runs when it is asked for values: the step lasts from the first to the end.
+        if not active or owner.closed or owner.open_scopes:
+            return (yield from forward(*args, **kwargs))
+        with StepScope(owner):
+            return (yield from with_padding(args, kwargs))
+
     def make_passive() -> None:
         nonlocal active
         active = False
 
-    return mark_wrapper(wrapper, forward, make_passive)
+    chosen = generator if inspect.isgeneratorfunction(forward) else wrapper
+    return mark_wrapper(chosen, forward, make_passive)
 
 
 def note_padding(counter: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mask_at: int) -> None:

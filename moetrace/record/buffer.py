@@ -30,6 +30,7 @@ class StepBuffer:
         "counter",
         "end_mark",
         "ended",
+        "expected_sites",
         "forward_mode",
         "in_flight",
         "launches",
@@ -75,6 +76,7 @@ class StepBuffer:
         warmup: bool = False,
         placement_version: int = 0,
         start_unix_ns: int = 0,
+        expected_sites: frozenset[int] = frozenset(),
     ) -> None:
         """Start recording a step into this buffer."""
         self.step = step
@@ -84,6 +86,7 @@ class StepBuffer:
         self.warmup = warmup
         self.placement_version = placement_version
         self.start_unix_ns = start_unix_ns
+        self.expected_sites = expected_sites
         self.length = 0
         self.overflow = 0
         self.launches = 0

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from moetrace.record.assembler import Assembler
 from moetrace.record.buffer import StepBuffer
+from moetrace.record.receipts import settle
 from moetrace.record.types import PhaseRow, StepRecord, TrafficRecord
 from moetrace_schemas.columns import RowFlag
 from moetrace_schemas.enums import Direction, Phase
@@ -18,16 +19,26 @@ def build_record(buffer: StepBuffer, assembler: Assembler, clock: str) -> StepRe
     """A finished buffer as a record; intervals without a stamp (mark -1) are left out."""
     to_ns = buffer.track.nanoseconds
     start, end = to_ns(buffer.start_mark), to_ns(buffer.end_mark)
-    calls = [
-        (site, to_ns(first), to_ns(last), flags)
-        for site, first, last, flags in buffer.intervals()
-        if first >= 0 and last >= 0
-    ]
+    calls, unstamped = [], set()
+    for site, first, last, flags in buffer.intervals():
+        if first >= 0 and last >= 0:
+            calls.append((site, to_ns(first), to_ns(last), flags))
+        else:
+            unstamped.add(site)
     traffic = _summed(
         TrafficRecord(layer=layer or 0, phase=Phase(phase), row_bytes=row_bytes, rows=tuple(rows))
         for layer, phase, row_bytes, rows in buffer.traffic
     )
     phases = assembler.rows(calls, start, end, microbatch=buffer.microbatch)
+    counter = buffer.counter
+    settled = settle(
+        counter.rows() if counter is not None else (),
+        counter.sites if counter is not None else (),
+        traffic=traffic,
+        pairs=counter.pairs if counter is not None else None,
+        seen=counter.violations() if counter is not None else (),
+        placement_version=buffer.placement_version,
+    )
     return StepRecord(
         step=buffer.step,
         microbatch=buffer.microbatch,
@@ -39,9 +50,13 @@ def build_record(buffer: StepBuffer, assembler: Assembler, clock: str) -> StepRe
         start_unix_ns=buffer.start_unix_ns,
         duration_ns=end - start,
         phases=_with_rows(phases, traffic, _local_rows(buffer)),
-        experts=buffer.counter.rows() if buffer.counter is not None else (),
+        experts=settled.experts,
         traffic=traffic,
+        violations=settled.violations,
+        coactivation=counter.coactivation_rows() if counter is not None else (),
+        expected_sites=buffer.expected_sites,
         seen_sites=frozenset(call[0] for call in calls),
+        unstamped_sites=frozenset(unstamped),
     )
 
 

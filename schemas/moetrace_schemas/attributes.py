@@ -76,6 +76,14 @@ PLACEMENT_MEMORY_BYTES = "moetrace.placement.memory.bytes"
 """int. Memory of a rank that routed experts may use, bytes."""
 PLACEMENT_WEIGHTS = "moetrace.placement.weights"
 """string. Digests of weights: a JSON object, name to hex digest."""
+COLUMNS_VIOLATIONS = "moetrace.columns.violations"
+"""bytes. Packed routing violations of a checked step; absent where there are none."""
+COLUMNS_COACTIVATION = "moetrace.columns.coactivation"
+"""bytes. Packed co-activation of experts; on sampled steps only."""
+COVERAGE_EXPECTED_SITES = "moetrace.coverage.expected.sites"
+"""int. Wrapped call sites that should have fired in this step."""
+COVERAGE_SEEN_SITES = "moetrace.coverage.seen.sites"
+"""int. Those of them that did."""
 
 REQUIRED: tuple[str, ...] = (
     SCHEMA_VERSION,
@@ -147,6 +155,10 @@ TYPES: dict[str, str] = {
     PLACEMENT_EXPERT_BYTES: "int",
     PLACEMENT_MEMORY_BYTES: "int",
     PLACEMENT_WEIGHTS: "string",
+    COLUMNS_VIOLATIONS: "bytes",
+    COLUMNS_COACTIVATION: "bytes",
+    COVERAGE_EXPECTED_SITES: "int",
+    COVERAGE_SEEN_SITES: "int",
 }
 """Attribute -> OTLP value type."""
 CARRIERS: dict[str, tuple[str, ...]] = {
@@ -187,5 +199,9 @@ CARRIERS: dict[str, tuple[str, ...]] = {
     PLACEMENT_EXPERT_BYTES: ("moe.placement",),
     PLACEMENT_MEMORY_BYTES: ("moe.placement",),
     PLACEMENT_WEIGHTS: ("moe.placement",),
+    COLUMNS_VIOLATIONS: ("moe.step",),
+    COLUMNS_COACTIVATION: ("moe.step",),
+    COVERAGE_EXPECTED_SITES: ("moe.step",),
+    COVERAGE_SEEN_SITES: ("moe.step",),
 }
 """Attribute -> spans that hold it."""

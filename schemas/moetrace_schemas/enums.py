@@ -64,11 +64,43 @@ class CountKind(StrEnum):
     INVALID = "invalid"
     """Source side: ids outside [0, num_experts); one value: the total. Left out of routed."""
     DROPPED = "dropped"
-    """Source side: pairs dropped by an expert's capacity."""
+    """Source side: pairs dropped by an expert's capacity; routed + dropped is what was selected."""
     RECEIVED = "received"
     """Destination side: rows that this rank's experts received, per logical expert (zero for experts that live elsewhere)."""
     RECOMPUTE = "recompute"
     """Source side: pairs seen again by activation recompute; left out of routed."""
+    EXECUTED = "executed"
+    """Destination side: rows that this rank's experts computed, per logical expert; only of checked steps, and only where it is not what was received (without expert parallelism: routed + padding)."""
+    DUMMY = "dummy"
+    """Source side: pairs of a dummy batch (an idle rank that keeps the others company); one value: the total. Left out of all other kinds."""
+
+
+class RoutingViolation(StrEnum):
+    """What a routing receipt contradicts. Counted, never raised into the model."""
+
+    ID_OUT_OF_RANGE = "id_out_of_range"
+    """A router chose an id that is no expert. Unit: pairs."""
+    DUPLICATE_EXPERT = "duplicate_expert"
+    """A token holds the same expert in two slots. Unit: surplus slots."""
+    WEIGHT_NOT_FINITE = "weight_not_finite"
+    """A routing weight of a real token is NaN or infinite. Unit: weights."""
+    WEIGHT_NOT_NORMALISED = "weight_not_normalised"
+    """The weights of a real token do not add up to what the model says. Unit: tokens."""
+    CONSERVATION = "conservation"
+    """Pairs are lost without a reason: selected is not admitted + dropped, or less was executed than admitted. Unit: pairs."""
+    EXECUTED_NOT_SELECTED = "executed_not_selected"
+    """Experts computed rows that no router of the expert-parallel group sent them. Unit: rows."""
+    TRAFFIC_MISMATCH = "traffic_mismatch"
+    """The dispatcher sent a rank other numbers of rows than counts and placement say. Unit: rows."""
+
+
+class CoactivationSpan(StrEnum):
+    """Between what a co-activation was counted."""
+
+    WITHIN = "within"
+    """Two experts of one layer that serve the same token; first < second."""
+    ACROSS = "across"
+    """An expert of this layer and one of the next MoE layer that serve the same token."""
 
 
 class Evidence(StrEnum):
@@ -285,10 +317,33 @@ COUNT_KIND_BY_CODE: dict[int, CountKind] = {
     3: CountKind.DROPPED,
     4: CountKind.RECEIVED,
     5: CountKind.RECOMPUTE,
+    6: CountKind.EXECUTED,
+    7: CountKind.DUMMY,
 }
 """Wire code -> CountKind."""
 COUNT_KIND_CODE: dict[CountKind, int] = {member: code for code, member in COUNT_KIND_BY_CODE.items()}
 """CountKind -> wire code."""
+
+ROUTING_VIOLATION_BY_CODE: dict[int, RoutingViolation] = {
+    0: RoutingViolation.ID_OUT_OF_RANGE,
+    1: RoutingViolation.DUPLICATE_EXPERT,
+    2: RoutingViolation.WEIGHT_NOT_FINITE,
+    3: RoutingViolation.WEIGHT_NOT_NORMALISED,
+    4: RoutingViolation.CONSERVATION,
+    5: RoutingViolation.EXECUTED_NOT_SELECTED,
+    6: RoutingViolation.TRAFFIC_MISMATCH,
+}
+"""Wire code -> RoutingViolation."""
+ROUTING_VIOLATION_CODE: dict[RoutingViolation, int] = {member: code for code, member in ROUTING_VIOLATION_BY_CODE.items()}
+"""RoutingViolation -> wire code."""
+
+COACTIVATION_SPAN_BY_CODE: dict[int, CoactivationSpan] = {
+    0: CoactivationSpan.WITHIN,
+    1: CoactivationSpan.ACROSS,
+}
+"""Wire code -> CoactivationSpan."""
+COACTIVATION_SPAN_CODE: dict[CoactivationSpan, int] = {member: code for code, member in COACTIVATION_SPAN_BY_CODE.items()}
+"""CoactivationSpan -> wire code."""
 
 EVIDENCE_BY_CODE: dict[int, Evidence] = {
     0: Evidence.CLEAR,

@@ -65,6 +65,14 @@ SELF_SEEN_SITES = MetricSpec(
     max_series=1,
     side="library",
 )
+SELF_ROUTING_VIOLATIONS_TOTAL = MetricSpec(
+    name="moetrace_self_routing_violations_total",
+    kind="counter",
+    help="Contradictions in the routing of checked steps of this rank, by reason (ENUMS.md says the unit of each).",
+    labels=("reason",),
+    max_series=8,
+    side="library",
+)
 SELF_EXPORT_QUEUE_STEPS = MetricSpec(
     name="moetrace_self_export_queue_steps",
     kind="gauge",
@@ -532,9 +540,25 @@ RANK_LOAD_IMBALANCE_RATIO = MetricSpec(
 EXCLUDED_PAIRS_TOTAL = MetricSpec(
     name="moetrace_excluded_pairs_total",
     kind="counter",
-    help="Pairs left out of expert counts, by reason: padding, invalid, dropped, recompute.",
+    help="Pairs left out of expert counts, by reason: padding, invalid, dropped, recompute, dummy.",
     labels=("run_id", "reason",),
     max_series=256,
+    side="collector",
+)
+ROUTING_VIOLATIONS_TOTAL = MetricSpec(
+    name="moetrace_routing_violations_total",
+    kind="counter",
+    help="Contradictions in the routing of checked steps, by reason: those that ranks report, and those that show only over an expert-parallel group.",
+    labels=("run_id", "reason",),
+    max_series=512,
+    side="collector",
+)
+RANK_SITE_COVERAGE_RATIO = MetricSpec(
+    name="moetrace_rank_site_coverage_ratio",
+    kind="gauge",
+    help="Wrapped call sites that fired in the rank's last joined step over those that should have.",
+    labels=("run_id", "rank",),
+    max_series=8192,
     side="collector",
 )
 SERIES_REFUSED_TOTAL = MetricSpec(
@@ -553,6 +577,7 @@ ALL: tuple[MetricSpec, ...] = (
     SELF_ERRORS_TOTAL,
     SELF_EXPECTED_SITES,
     SELF_SEEN_SITES,
+    SELF_ROUTING_VIOLATIONS_TOTAL,
     SELF_EXPORT_QUEUE_STEPS,
     PHASE_DURATION_SECONDS,
     STEP_DURATION_SECONDS,
@@ -612,6 +637,8 @@ ALL: tuple[MetricSpec, ...] = (
     EXPERT_LOAD_CV_RATIO,
     RANK_LOAD_IMBALANCE_RATIO,
     EXCLUDED_PAIRS_TOTAL,
+    ROUTING_VIOLATIONS_TOTAL,
+    RANK_SITE_COVERAGE_RATIO,
     SERIES_REFUSED_TOTAL,
 )
 """Every metric, in catalogue order."""
