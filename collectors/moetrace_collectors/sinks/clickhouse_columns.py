@@ -167,9 +167,9 @@ def expert_coactivation(steps: Sequence[RankStep]) -> TableColumns:
         "cohort": of.texts([step.cohort for step, _ in entries]),
         "rank": of.numbers([step.rank for step, _ in entries], np.uint32),
         "microbatch": of.numbers([step.microbatch for step, _ in entries], np.uint16),
-        "first": _joined([pairs.first for _, pairs in entries], np.uint32),
-        "second": _joined([pairs.second for _, pairs in entries], np.uint32),
-        "tokens": _joined([pairs.count for _, pairs in entries], np.int64),
+        "first": _joined([pairs.first for _, pairs in entries], np.uint16),
+        "second": _joined([pairs.second for _, pairs in entries], np.uint16),
+        "tokens": _joined([pairs.count for _, pairs in entries], np.uint32),
         "step_time": pa.array(step_times, type=_MS),
     }
     return TableColumns(table="expert_coactivation", arrow=pa.table(columns))
