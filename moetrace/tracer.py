@@ -23,6 +23,7 @@ from moetrace.guard import Guard
 from moetrace.instrument.hand_written import check_parts, wrap_parts
 from moetrace.instrument.install import Installer
 from moetrace.instrument.phases import PhaseScope, phase_site
+from moetrace.instrument.recorders import key_of
 from moetrace.instrument.steps import StepScope
 from moetrace.instrument.wrap import TorchState
 from moetrace.record.buffer import BufferPool, StepBuffer
@@ -74,7 +75,8 @@ class Tracer:
         self._steps_begun = 0
         self._scope: object | None = None
         self._placement_version = 0
-        self._phase_sites: dict[tuple[str, int | None], tuple[int, TorchState]] = {}
+        self._phase_sites: dict[tuple[str, int | None], tuple[int, TorchState, int]] = {}
+        self._graph_key = key_of(self)
         self._installer = Installer(self)
         self.drain = Drain(self, emitters)
         if config.enabled and (clock is not None or config.clock != "auto"):
@@ -276,7 +278,7 @@ class Tracer:
         """
         known = self._phase_sites.get((phase, layer))
         if known is None:
-            known = self.sites.add(phase_site(phase, layer)), TorchState()
+            known = self.sites.add(phase_site(phase, layer)), TorchState(), self._graph_key
             self._phase_sites[(phase, layer)] = known
         return PhaseScope(self, *known)
 

@@ -38,6 +38,7 @@ class StepBuffer:
         "mark",
         "microbatch",
         "number",
+        "open_marks",
         "overflow",
         "placement_version",
         "slots",
@@ -63,6 +64,8 @@ class StepBuffer:
         """Handle of a launched exchange -> its ticket, oldest first."""
         self.ended: set[int] = set()
         """Handles that were waited for."""
+        self.open_marks: list[tuple[int, int]] = []
+        """(site, start mark) of calls that began inside a compiled graph, innermost last."""
         self.begin(0)
 
     def begin(
@@ -89,6 +92,7 @@ class StepBuffer:
         self.launches = 0
         self.in_flight.clear()
         self.ended.clear()
+        self.open_marks.clear()
         self.start_mark = -1
         self.end_mark = -1
         self.traffic.clear()
