@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -115,6 +116,8 @@ class Tracer:
         """
         check_parts(callables, layer, num_experts)
         result = wrap_parts(self._installer, callables, layer, num_experts)
+        if "torch" in sys.modules and self._pool is not None:
+            self._watch_backward()
         self._expect_sites()
         return result
 
@@ -131,8 +134,18 @@ class Tracer:
 
         self.count_sites = sites
         self.device = device
+        self._watch_backward()
         # Buffers that wait for the drain thread keep the counter they were filled with.
         self._counters = [StepCounter(sites, device) for _ in self._ensure_pool(device).all_buffers]
+
+    def _watch_backward(self) -> None:
+        """Let buffers record backward; from the next step on, where it was not so before."""
+        from moetrace.instrument.backward import BackwardMarks
+
+        if not self.config.backward:
+            return
+        for buffer in self._ensure_pool(self.device).all_buffers:
+            buffer.backward = buffer.backward or BackwardMarks(buffer, self)
 
     def forget_count_sites(self) -> None:
         """Nothing is counted any more."""

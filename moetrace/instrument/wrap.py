@@ -79,6 +79,7 @@ class TorchState:
 
     __slots__ = (
         "compiling",
+        "grad_enabled",
         "graph_task",
         "stop_recompute",
         "traced",
@@ -91,6 +92,8 @@ class TorchState:
     """Whether torch.compile is tracing this frame."""
     graph_task: Callable[[], int]
     """The autograd graph task that runs on this thread, or -1."""
+    grad_enabled: Callable[[], bool]
+    """Whether calls become part of an autograd graph."""
     stop_recompute: type[BaseException]
     """Raised by activation checkpointing through a recomputed forward once it has seen enough."""
     traced: TracedCall
@@ -104,7 +107,7 @@ class TorchState:
 
     def __init__(self) -> None:
         self.compiling, self.graph_task, self.stop_recompute = _never, _no_task, _Unraised
-        self.traced = _plain_call
+        self.traced, self.grad_enabled = _plain_call, _never
         self.traced_count = self.traced_step = self.traced_mark = None
         if "torch" not in sys.modules:
             return
@@ -112,6 +115,7 @@ class TorchState:
         from torch.utils import checkpoint
 
         self.compiling = torch.compiler.is_dynamo_compiling
+        self.grad_enabled = torch.is_grad_enabled
         self.graph_task = torch._C._current_graph_task_id
         self.stop_recompute = getattr(checkpoint, "_StopRecomputationError", _Unraised)
         from moetrace.instrument import compiled
@@ -139,7 +143,8 @@ def timed(
     mark, so that its cost is not charged to the phase.
     """
     state = TorchState()
-    compiling, graph_task, traced, key = state.compiling, state.graph_task, state.traced, key_of(recorder)
+    compiling, graph_task, grad_enabled = state.compiling, state.graph_task, state.grad_enabled
+    traced, key = state.traced, key_of(recorder)
     observe_traced: Callable[[int, Any], None] | None = getattr(observe, "traced", None)
 
     @functools.wraps(function)
@@ -164,9 +169,12 @@ def timed(
             close_interval(buffer, recorder, site, start, state.error_flags(error))
             raise
         try:
-            buffer.add(site, start, buffer.mark(), 0 if graph_task() == -1 else _RECOMPUTE)
+            end = buffer.mark()
+            buffer.add(site, start, end, 0 if graph_task() == -1 else _RECOMPUTE)
             if observe is not None:
                 observe(buffer, args, result)
+            if buffer.backward is not None and grad_enabled():
+                buffer.backward.note(site, start, end, (args, kwargs), result)
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
             recorder.record_failed(error)
         return result
@@ -219,6 +227,8 @@ def timed_launch(
             if handle and buffer.launches == launches:
                 flags |= _ASYNC | buffer.launch(handle) << TICKET_SHIFT
             buffer.add(site, start, end, flags)
+            if buffer.backward is not None and state.grad_enabled():
+                buffer.backward.note(site, start, end, (args, kwargs), result)
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
             recorder.record_failed(error)
         return result

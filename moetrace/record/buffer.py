@@ -25,6 +25,7 @@ class StepBuffer:
     """One sampled step while it is being recorded. Allocated once, reused."""
 
     __slots__ = (
+        "backward",
         "capacity",
         "cohort",
         "counter",
@@ -58,6 +59,8 @@ class StepBuffer:
         self.mark = self.track.mark
         # A moetrace.instrument.routing.StepCounter; Any keeps torch out of this module.
         self.counter: Any = None
+        # A moetrace.instrument.backward.BackwardMarks, or None where backward is not recorded.
+        self.backward: Any = None
         self.traffic: list[tuple[int | None, str, int, list[int]]] = []
         self.local_rows: list[tuple[int | None, int]] = []
         self.in_flight: dict[int, int] = {}
@@ -93,6 +96,8 @@ class StepBuffer:
         self.in_flight.clear()
         self.ended.clear()
         self.open_marks.clear()
+        if self.backward is not None:
+            self.backward.clear()
         self.start_mark = -1
         self.end_mark = -1
         self.traffic.clear()
