@@ -61,6 +61,8 @@ class Config:
     """Allow-list of traffic cohorts; a step with another cohort is recorded with an empty one."""
     clock: str = "auto"
     """`auto` (cuda where the model is on a CUDA device), `host` or `cuda`."""
+    backward: bool = True
+    """Whether backward is recorded by phase, from hooks at autograd boundaries; False: it is `outside`."""
     jsonl_dir: str = ""
     """Directory for one JSONL file per rank; empty writes none."""
     warmup_steps: int = 0

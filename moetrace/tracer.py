@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from moetrace.instrument.coverage import CoverageReport
 from moetrace.instrument.hand_written import check_parts, wrap_parts
 from moetrace.instrument.install import Installer
 from moetrace.instrument.phases import PhaseScope, phase_site
+from moetrace.instrument.recorders import key_of
 from moetrace.instrument.silent_sites import CoverageWatch, PlacedSite
 from moetrace.instrument.steps import StepScope
 from moetrace.instrument.wrap import TorchState
@@ -81,7 +83,8 @@ class Tracer:
         self._steps_begun = 0
         self._scope: object | None = None
         self._placement_version = 0
-        self._phase_sites: dict[tuple[str, int | None], tuple[int, TorchState]] = {}
+        self._phase_sites: dict[tuple[str, int | None], tuple[int, TorchState, int]] = {}
+        self._graph_key = key_of(self)
         self._installer = Installer(self)
         self._expected_sites: frozenset[int] = frozenset()
         self._placed_sites: dict[int, PlacedSite] = {}
@@ -123,6 +126,8 @@ class Tracer:
         """
         check_parts(callables, layer, num_experts)
         result = wrap_parts(self._installer, callables, layer, num_experts)
+        if "torch" in sys.modules and self._pool is not None:
+            self._watch_backward()
         self._expect_sites()
         return result
 
@@ -163,12 +168,22 @@ class Tracer:
 
         self.count_sites = sites
         self.device = device
+        self._watch_backward()
         # Buffers that wait for the drain thread keep the counter they were filled with.
         self._counters = [StepCounter(sites, device) for _ in self._ensure_pool(device).all_buffers]
         if self.config.coactivation_steps:
             from moetrace.instrument.coactivation import CoactivationSampler
 
             self._coactivation = CoactivationSampler(sites, device, layers=self.config.coactivation_layers)
+
+    def _watch_backward(self) -> None:
+        """Let buffers record backward; from the next step on, where it was not so before."""
+        from moetrace.instrument.backward import BackwardMarks
+
+        if not self.config.backward:
+            return
+        for buffer in self._ensure_pool(self.device).all_buffers:
+            buffer.backward = buffer.backward or BackwardMarks(buffer, self)
 
     def forget_count_sites(self) -> None:
         """Nothing is counted any more."""
@@ -326,7 +341,7 @@ class Tracer:
         """
         known = self._phase_sites.get((phase, layer))
         if known is None:
-            known = self.sites.add(phase_site(phase, layer)), TorchState()
+            known = self.sites.add(phase_site(phase, layer)), TorchState(), self._graph_key
             self._phase_sites[(phase, layer)] = known
         return PhaseScope(self, *known)
 

@@ -65,6 +65,17 @@ Count = Callable[[RouteCounter, int, tuple[Any, ...], dict[str, Any], Any], None
 """(counter, row index, positional arguments, keyword arguments, result) of one call."""
 
 
+def traceable(count: Any) -> Any:
+    """Mark a count function that torch.compile can follow: its counts then become part of the graph."""
+    count.moetrace_traceable = True
+    return count
+
+
+def is_traceable(count: Count) -> bool:
+    """Whether a count function was marked so."""
+    return bool(getattr(count, "moetrace_traceable", False))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchResult:
     """What the result of a dispatch says without a host sync."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moetrace.adapters.base import RouteCounter
+from moetrace.adapters.base import RouteCounter, traceable
 
 
 class RouteReader:
@@ -22,33 +22,41 @@ class RouteReader:
         self._num_experts = num_experts
         self._top_k = top_k
         self._dense_scores = dense_scores
-        self._at_router = False
+        self._at_router: bool | None = None
+        """Whether the router shows the choices; None before a call that was not traced by torch.compile."""
 
+    @traceable
     def router(
         self, counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         """Count function of the router's forward."""
         items = [_local(item) for item in (result if isinstance(result, tuple | list) else (result,))]
-        self._at_router = (
-            self._sizes(counter, index, items) or self._tensors(counter, index, items) is not None
-        )
-        if self._at_router or not self._dense_scores:
-            return
-        for item in items:
-            if _is_tensor(item) and item.dtype.is_floating_point and item.shape[-1] == self._num_experts:
-                self._mask(counter, index, item)
-                self._at_router = True
-                return
+        found = self._sizes(counter, index, items) or self._tensors(counter, index, items) is not None
+        if not found and self._dense_scores:
+            found = self._scores(counter, index, items)
+        # A change of state inside a compiled region (checkpointing above all) would break its graph.
+        if found != self._at_router and not _is_traced(counter):
+            self._at_router = found
 
+    @traceable
     def experts(
         self, counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         """Count function of the experts' forward: their pairs, or the choices where the router shows none."""
         given = (*args, *kwargs.values())
-        if not self._at_router:
-            self._tensors(counter, index, given)
-        elif (ids := _ids(given, self._num_experts, self._top_k)) is not None:
-            counter.add_executed(index, ids)
+        if self._at_router or (self._at_router is None and _is_traced(counter)):
+            ids = None if _is_traced(counter) else _ids(given, self._num_experts, self._top_k)
+            if ids is not None:
+                counter.add_executed(index, ids)
+            return
+        self._tensors(counter, index, given)
+
+    def _scores(self, counter: RouteCounter, index: int, items: Any) -> bool:
+        for item in items:
+            if _is_tensor(item) and item.dtype.is_floating_point and item.shape[-1] == self._num_experts:
+                self._mask(counter, index, item)
+                return True
+        return False
 
     def _sizes(self, counter: RouteCounter, index: int, items: Any) -> bool:
         for item in items:
@@ -122,6 +130,10 @@ def weight_sums(*owners: Any) -> tuple[float, ...]:
         if isinstance(value := getattr(owner, name, None), int | float) and not isinstance(value, bool)
     }
     return tuple(sorted({1.0, *factors}))
+
+
+def _is_traced(counter: RouteCounter) -> bool:
+    return bool(getattr(counter, "traced", False))
 
 
 def _local(item: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import sys
@@ -145,6 +146,8 @@ class Installer:
     def _wrap_all(
         self, patches: Patches, model: Any, matches: list[LayerMatch], skipped: list[tuple[str, str]]
     ) -> CoverageReport:
+        from moetrace.instrument import compiled
+
         count_sites: list[CountSite] = list(self.tracer.count_sites)
         for match in matches:
             rows: dict[CountKind, int] = {}
@@ -162,6 +165,10 @@ class Installer:
             self.tracer.set_expert_parallel(parallel.rank, parallel.size, parallel.group)
             self.hook_collectives()
         self.tracer.set_count_sites(count_sites, _device_of(model))
+        if not compiled.AVAILABLE:
+            skipped.append(
+                ("compiled graphs", "this torch keeps no marks in them: nothing is recorded there")
+            )
         return CoverageReport(
             layers=tuple(_coverage(match) for match in matches), skipped=tuple(dict.fromkeys(skipped))
         )
@@ -179,7 +186,7 @@ class Installer:
             return
         observe: Observer | None = None
         if target.counts_routes and CountKind.ROUTED in rows:
-            observe = _route_observer(rows[CountKind.ROUTED], self.tracer.guard)
+            observe = _RouteObserver(rows[CountKind.ROUTED], self.tracer.guard)
         elif target.read_dispatch is not None:
             received = rows.get(CountKind.RECEIVED, -1)
             observe = _dispatch_observer(target.read_dispatch, match.layer, received, self.tracer.guard)
@@ -230,7 +237,7 @@ class Installer:
 
         sites = [*self.tracer.count_sites, CountSite(layer, num_experts)]
         self.tracer.set_count_sites(sites, device or self.tracer.device or torch.device("cpu"))
-        return _route_observer(len(sites) - 1, self.tracer.guard)
+        return _RouteObserver(len(sites) - 1, self.tracer.guard)
 
     def hook_collectives(self) -> None:
         """Wrap torch.distributed's all-to-alls, so that an exchange is told apart from work around it."""
@@ -371,30 +378,38 @@ def work_handles(work: Any) -> tuple[int, ...]:
     return (-id(work),)
 
 
-def _route_observer(index: int, guard: Guard) -> Observer:
-    import torch
+class _RouteObserver:
+    """Counts the expert ids in a router's result; `traced` is the same inside a compiled graph."""
 
-    from moetrace.instrument.routing import find_expert_ids, is_recompute
-    from moetrace.instrument.routing_checks import find_weights
+    def __init__(self, index: int, guard: Guard) -> None:
+        import torch
 
-    def count(buffer: StepBuffer, result: Any) -> None:
-        ids = find_expert_ids(result)
+        from moetrace.instrument.compiled import traced_route
+        from moetrace.instrument.routing import find_expert_ids, is_recompute
+        from moetrace.instrument.routing_checks import find_weights
+
+        self._index, self._guard = index, guard
+        self._find_weights = find_weights
+        self._find, self._is_recompute = find_expert_ids, is_recompute
+        self._graph_task = torch._C._current_graph_task_id
+        self.traced = functools.partial(traced_route, index)
+
+    def __call__(self, buffer: StepBuffer, args: tuple[Any, ...], result: Any) -> None:
+        self._guard.run("counts", self._count, buffer, result)
+
+    def _count(self, buffer: StepBuffer, result: Any) -> None:
+        ids = self._find(result)
         # A model that is instrumented inside a step is counted from the next one on.
-        if ids is None or buffer.counter is None or not buffer.counter.counts(index):
+        if ids is None or buffer.counter is None or not buffer.counter.counts(self._index):
             return
-        if is_recompute(torch._C._current_graph_task_id):
-            buffer.counter.add_recompute(index, ids)
+        if self._is_recompute(self._graph_task):
+            buffer.counter.add_recompute(self._index, ids)
             return
-        buffer.counter.add(index, ids)
+        buffer.counter.add(self._index, ids)
         if buffer.counter.checking:
-            weights = find_weights(result, ids, buffer.counter.sites[index].num_experts)
+            weights = self._find_weights(result, ids, buffer.counter.sites[self._index].num_experts)
             if weights is not None:
-                buffer.counter.check_weights(index, weights)
-
-    def observe(buffer: StepBuffer, args: tuple[Any, ...], result: Any) -> None:
-        guard.run("counts", count, buffer, result)
-
-    return observe
+                buffer.counter.check_weights(self._index, weights)
 
 
 def _dispatch_observer(read: Callable[[Any], Any], layer: int, index: int, guard: Guard) -> Observer:

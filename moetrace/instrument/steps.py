@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from moetrace.guard import Guard
 from moetrace.instrument.patches import mark_wrapper
+from moetrace.instrument.recorders import NOBODY, key_of
 from moetrace.instrument.silent_sites import ForwardCalls
 from moetrace.instrument.wrap import TorchState
 from moetrace.record.buffer import StepBuffer
@@ -88,7 +89,8 @@ def top_forward(
         mask_at: position of `attention_mask` among its parameters, -1 where it has none.
         calls: noted in recorded steps, for coverage.
     """
-    compiling = TorchState().compiling
+    state = TorchState()
+    compiling, traced_step, key = state.compiling, state.traced_step, key_of(owner)
     active = True
 
     def with_padding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -111,7 +113,11 @@ def top_forward(
 
     @functools.wraps(forward)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if compiling() or not active or owner.closed:
+        if compiling():
+            if traced_step is None:
+                return forward(*args, **kwargs)
+            return traced_step(forward, key, mask_of(args, kwargs, mask_at), args, kwargs)
+        if not active or owner.closed:
             return forward(*args, **kwargs)
         if owner.open_scopes:
             return with_padding(args, kwargs)
@@ -127,8 +133,8 @@ def top_forward(
             return (yield from with_padding(args, kwargs))
 
     def make_passive() -> None:
-        nonlocal active
-        active = False
+        nonlocal active, key
+        active, key = False, NOBODY
 
     chosen = generator if inspect.isgeneratorfunction(forward) else wrapper
     return mark_wrapper(chosen, forward, make_passive)
@@ -139,15 +145,20 @@ def note_padding(counter: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ma
     from moetrace.instrument.routing import padding_flags
 
     counter.padding = None
+    counter.padding = padding_flags(mask_of(args, kwargs, mask_at))
+
+
+def mask_of(args: tuple[Any, ...], kwargs: dict[str, Any], mask_at: int) -> Any:
+    """The attention mask [B, S] of the tokens that run now, or None."""
     mask = kwargs.get("attention_mask")
     if mask is None and 0 <= mask_at < len(args):
         mask = args[mask_at]
     if mask is None or not hasattr(mask, "dim") or mask.dim() != 2:
-        return
+        return None
     tokens = kwargs.get("input_ids")
     if tokens is None:
         tokens = kwargs.get("inputs_embeds", args[0] if args else None)
     # With a key-value cache the mask also covers the past; only the last tokens run now.
     if tokens is not None and tokens.dim() >= 2 and tokens.shape[1] < mask.shape[1]:
         mask = mask[:, -tokens.shape[1] :]
-    counter.padding = padding_flags(mask)
+    return mask

@@ -25,6 +25,7 @@ class StepBuffer:
     """One sampled step while it is being recorded. Allocated once, reused."""
 
     __slots__ = (
+        "backward",
         "capacity",
         "cohort",
         "counter",
@@ -39,6 +40,7 @@ class StepBuffer:
         "mark",
         "microbatch",
         "number",
+        "open_marks",
         "overflow",
         "placement_version",
         "slots",
@@ -58,12 +60,16 @@ class StepBuffer:
         self.mark = self.track.mark
         # A moetrace.instrument.routing.StepCounter; Any keeps torch out of this module.
         self.counter: Any = None
+        # A moetrace.instrument.backward.BackwardMarks, or None where backward is not recorded.
+        self.backward: Any = None
         self.traffic: list[tuple[int | None, str, int, list[int]]] = []
         self.local_rows: list[tuple[int | None, int]] = []
         self.in_flight: dict[int, int] = {}
         """Handle of a launched exchange -> its ticket, oldest first."""
         self.ended: set[int] = set()
         """Handles that were waited for."""
+        self.open_marks: list[tuple[int, int]] = []
+        """(site, start mark) of calls that began inside a compiled graph, innermost last."""
         self.begin(0)
 
     def begin(
@@ -92,6 +98,9 @@ class StepBuffer:
         self.launches = 0
         self.in_flight.clear()
         self.ended.clear()
+        self.open_marks.clear()
+        if self.backward is not None:
+            self.backward.clear()
         self.start_mark = -1
         self.end_mark = -1
         self.traffic.clear()
