@@ -42,7 +42,6 @@ def build_record(buffer: StepBuffer, sites: SiteTable, clock: str) -> StepRecord
         counter.rows() if counter is not None else (),
         counter.sites if counter is not None else (),
         traffic=traffic,
-        pairs=counter.pairs if counter is not None else None,
         seen=counter.violations() if counter is not None else (),
         placement_version=buffer.placement_version,
     )

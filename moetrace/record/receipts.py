@@ -72,7 +72,6 @@ def settle(
     sites: Iterable[CountSite],
     *,
     traffic: Sequence[TrafficRecord] = (),
-    pairs: Mapping[int, int] | None = None,
     seen: Iterable[ViolationRow] = (),
     placement_version: int = 0,
 ) -> Settled:
@@ -82,7 +81,6 @@ def settle(
         experts: rows as counted.
         sites: what was counted, and what models promise.
         traffic: rows that dispatchers say they sent.
-        pairs: pairs that routers handed out by layer, where the host knows.
         seen: what was found on the device.
         placement_version: 0 where experts are placed in order, so that counts say where rows go.
     """
@@ -103,7 +101,9 @@ def settle(
             continue
         if not rule.sentinels:
             add(layer, RoutingViolation.ID_OUT_OF_RANGE, sum(kinds.get(CountKind.INVALID, ())))
-        add(layer, RoutingViolation.CONSERVATION, _unaccounted(kinds, (pairs or {}).get(layer)))
+        # An adapter takes what was dropped as what was selected less what was admitted.
+        dropped = kinds.get(CountKind.DROPPED, ())
+        add(layer, RoutingViolation.CONSERVATION, sum(-count for count in dropped if count < 0))
         for violation, count in _executed(kinds, rule.ep_size):
             add(layer, violation, count)
         if layer in sent and placement_version == 0:
@@ -129,16 +129,6 @@ def expected_rows(kinds: Kinds, num_ranks: int) -> tuple[int, ...]:
     admitted = _admitted(kinds)
     local = len(admitted) // num_ranks
     return tuple(sum(admitted[rank * local : (rank + 1) * local]) for rank in range(num_ranks))
-
-
-def _unaccounted(kinds: Kinds, pairs: int | None) -> int:
-    """Pairs that are neither admitted nor dropped nor invalid, and those that were dropped twice."""
-    dropped = kinds.get(CountKind.DROPPED, ())
-    surplus = sum(-count for count in dropped if count < 0)
-    if pairs is None:
-        return surplus
-    known = sum(_admitted(kinds)) + sum(dropped) + sum(kinds.get(CountKind.INVALID, ()))
-    return surplus + abs(pairs - known)
 
 
 def _executed(kinds: Kinds, ep_size: int) -> tuple[tuple[RoutingViolation, int], ...]:
