@@ -5,38 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from moetrace.record.assemble import assemble
-from moetrace.record.buffer import TICKET_SHIFT, StepBuffer
-from moetrace.record.exchanges import Interval
+from moetrace.record.assembler import Assembler
+from moetrace.record.buffer import StepBuffer
 from moetrace.record.receipts import settle
-from moetrace.record.sites import SiteTable
 from moetrace.record.types import PhaseRow, StepRecord, TrafficRecord
 from moetrace_schemas.columns import RowFlag
 from moetrace_schemas.enums import Direction, Phase
 
 _BARRIER = int(RowFlag.BARRIER)
-_FLAGS = (1 << TICKET_SHIFT) - 1
 
 
-def build_record(buffer: StepBuffer, sites: SiteTable, clock: str) -> StepRecord:
+def build_record(buffer: StepBuffer, assembler: Assembler, clock: str) -> StepRecord:
     """A finished buffer as a record; intervals without a stamp (mark -1) are left out."""
     to_ns = buffer.track.nanoseconds
     start, end = to_ns(buffer.start_mark), to_ns(buffer.end_mark)
-    intervals = []
-    seen, unstamped = set(), set()
+    calls, unstamped = [], set()
     for site, first, last, flags in buffer.intervals():
         if first >= 0 and last >= 0:
-            seen.add(site)
-            intervals.append(
-                Interval(sites.sites[site], to_ns(first), to_ns(last), flags & _FLAGS, flags >> TICKET_SHIFT)
-            )
+            calls.append((site, to_ns(first), to_ns(last), flags))
         else:
             unstamped.add(site)
     traffic = _summed(
         TrafficRecord(layer=layer or 0, phase=Phase(phase), row_bytes=row_bytes, rows=tuple(rows))
         for layer, phase, row_bytes, rows in buffer.traffic
     )
-    phases = assemble(intervals, start, end, microbatch=buffer.microbatch)
+    phases = assembler.rows(calls, start, end, microbatch=buffer.microbatch)
     counter = buffer.counter
     settled = settle(
         counter.rows() if counter is not None else (),
@@ -44,6 +37,7 @@ def build_record(buffer: StepBuffer, sites: SiteTable, clock: str) -> StepRecord
         traffic=traffic,
         seen=counter.violations() if counter is not None else (),
         placement_version=buffer.placement_version,
+        checking=counter is not None and counter.checking,
     )
     return StepRecord(
         step=buffer.step,
@@ -61,7 +55,7 @@ def build_record(buffer: StepBuffer, sites: SiteTable, clock: str) -> StepRecord
         violations=settled.violations,
         coactivation=counter.coactivation_rows() if counter is not None else (),
         expected_sites=buffer.expected_sites,
-        seen_sites=frozenset(seen),
+        seen_sites=frozenset(call[0] for call in calls),
         unstamped_sites=frozenset(unstamped),
     )
 

@@ -74,6 +74,7 @@ def settle(
     traffic: Sequence[TrafficRecord] = (),
     seen: Iterable[ViolationRow] = (),
     placement_version: int = 0,
+    checking: bool = True,
 ) -> Settled:
     """Check the counts of one step, and leave out what says nothing new.
 
@@ -83,6 +84,7 @@ def settle(
         traffic: rows that dispatchers say they sent.
         seen: what was found on the device.
         placement_version: 0 where experts are placed in order, so that counts say where rows go.
+        checking: whether the step is checked; of others only ids out of range are told.
     """
     totals: dict[tuple[int, RoutingViolation], int] = {}
 
@@ -99,8 +101,10 @@ def settle(
         rule = rules.get(layer)
         if rule is None or CountKind.ROUTED not in kinds:
             continue
-        if not rule.sentinels:
-            add(layer, RoutingViolation.ID_OUT_OF_RANGE, sum(kinds.get(CountKind.INVALID, ())))
+        if not rule.sentinels and CountKind.INVALID in kinds:
+            add(layer, RoutingViolation.ID_OUT_OF_RANGE, sum(kinds[CountKind.INVALID]))
+        if not checking:
+            continue
         # An adapter takes what was dropped as what was selected less what was admitted.
         dropped = kinds.get(CountKind.DROPPED, ())
         add(layer, RoutingViolation.CONSERVATION, sum(-count for count in dropped if count < 0))
@@ -110,10 +114,7 @@ def settle(
             add(layer, RoutingViolation.TRAFFIC_MISMATCH, _misdirected(kinds, rule, sent[layer]))
     return Settled(
         experts=tuple(
-            # A surplus over what was selected is told as a violation; a count is never below 0.
-            replace(row, counts=tuple(max(count, 0) for count in row.counts))
-            if min(row.counts, default=0) < 0
-            else row
+            _not_below_zero(row) if row.kind is CountKind.DROPPED else row
             for row in experts
             if row.kind is not CountKind.EXECUTED or _says_more(row, by_layer[row.layer])
         ),
@@ -122,6 +123,11 @@ def settle(
             for (layer, violation), count in sorted(totals.items())
         ),
     )
+
+
+def _not_below_zero(dropped: ExpertRow) -> ExpertRow:
+    """A surplus over what was selected is told as a violation, in checked steps."""
+    return replace(dropped, counts=tuple(max(count, 0) for count in dropped.counts))
 
 
 def expected_rows(kinds: Kinds, num_ranks: int) -> tuple[int, ...]:
