@@ -71,7 +71,7 @@ class Config:
     """Step buffers; a sampled step is dropped (and counted) when all are in use."""
     max_intervals: int = 4096
     """Intervals that one step may record; a step with more is dropped (and counted)."""
-    check_steps: int = 10
+    check_steps: int = 20
     """Every so many recorded steps, and in the first, routing is checked (duplicates, weights, what experts
     were called with); 0 never."""
     coactivation_steps: int = 0

@@ -143,7 +143,7 @@ class LayerMatch:
     weight_sums: tuple[float, ...] = ()
     """What the routing weights of a token add up to, where the model says so; one of several."""
     slots: int = 0
-    """Experts that a router which shows a mask gives each token; 0 where it may give fewer."""
+    """Most experts that a router which shows a mask gives a token; 0 where that is not known."""
     sentinels: bool = False
     """Ids that are no expert stand for "none", and are no fault of the router."""
     exact_rows: bool = True

@@ -138,8 +138,7 @@ def _layer(path: str, module: Any, layer: int) -> LayerMatch:
         num_local_experts=int(module.num_local_experts),
         targets=tuple(targets),
         phases=tuple(known for known in Phase if known in phases),
-        # With a capacity the mask is that of the pairs which got a place.
-        slots=0 if getattr(module.config, "moe_expert_capacity_factor", None) is not None else top_k,
+        slots=top_k,
         exact_rows=not getattr(module.config, "moe_pad_expert_input_to_capacity", False),
         parallel=parallel,
         notes=tuple(notes),

@@ -63,8 +63,6 @@ class StepCounter:
         """Whether the routing of this step is checked."""
         self.dummy = False
         """Whether the step is a dummy batch: nothing of it is load."""
-        self.pairs: dict[int, int] = {}
-        """Pairs that routers handed out by layer, where each token must get a number of experts."""
         self.coactivation: CoactivationSampler | None = None
         """Counts pairs of experts in this step; None in most steps."""
         self._executed_at = {
@@ -172,8 +170,6 @@ class StepCounter:
     def add_mask(self, index: int, mask: torch.Tensor, pairs: int) -> None:
         """Add the pairs of one router call as a mask [.., E], non-zero where chosen."""
         site, row = self.sites[index], self._rows[index]
-        if site.slots and site.kind is CountKind.ROUTED:
-            self.pairs[site.layer] = self.pairs.get(site.layer, 0) + pairs
         chosen = self._here(mask.detach()).reshape(-1, mask.shape[-1])
         if chosen.dtype.is_floating_point:
             chosen = chosen != 0
@@ -298,7 +294,6 @@ class StepCounter:
         self._touched.clear()
         self._known.clear()
         self.recompute_pairs.clear()
-        self.pairs.clear()
         self.padding = None
 
 

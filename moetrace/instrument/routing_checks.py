@@ -19,8 +19,8 @@ CELLS = (
 )
 """What the cells count, in order."""
 TOLERANCE = {torch.bfloat16: 0.02, torch.float16: 0.004}
-"""Largest distance of a sum of weights from what it should be, as a part of it; half a percent of rounding
-is K roundings of one 256th at the most. Other types: 0.001."""
+"""Largest distance of a sum of weights from what it should be, as a part of it: weights are rounded before
+they are added up. Other types: 0.001."""
 
 
 def count_duplicates(cells: torch.Tensor, ids: torch.Tensor, valid: torch.Tensor) -> None:
@@ -35,18 +35,16 @@ def check_weights(
     cells: torch.Tensor, weights: torch.Tensor, real: torch.Tensor | None, sums: tuple[float, ...]
 ) -> None:
     """Check weights [T, K] of real tokens [T] (None: all are)."""
-    finite = weights.isfinite()
-    counted = ~finite if real is None else ~finite & real.unsqueeze(1)
-    cells[1].add_(counted.sum())
+    # A number that is none makes its token's sum none.
+    total = weights.sum(dim=-1, dtype=torch.float32)
+    finite = total.isfinite()
+    cells[1].add_((~finite if real is None else ~finite & real).sum())
     if not sums:
         return
     tolerance = TOLERANCE.get(weights.dtype, 0.001)
-    total = weights.float().sum(dim=-1)
-    wrong = finite.all(dim=-1)
-    if real is not None:
-        wrong &= real
+    wrong = finite if real is None else finite & real
     for expected in sums:
-        wrong &= (total - expected).abs() > tolerance * abs(expected)
+        wrong = wrong & ((total - expected).abs_() > tolerance * abs(expected))
     cells[2].add_(wrong.sum())
 
 

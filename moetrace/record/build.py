@@ -35,9 +35,9 @@ def build_record(buffer: StepBuffer, assembler: Assembler, clock: str) -> StepRe
         counter.rows() if counter is not None else (),
         counter.sites if counter is not None else (),
         traffic=traffic,
-        pairs=counter.pairs if counter is not None else None,
         seen=counter.violations() if counter is not None else (),
         placement_version=buffer.placement_version,
+        checking=counter is not None and counter.checking,
     )
     return StepRecord(
         step=buffer.step,

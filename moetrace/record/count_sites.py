@@ -21,7 +21,7 @@ class CountSite:
     weight_sums: tuple[float, ...] = ()
     """What the weights of a token may add up to; empty where the model does not say."""
     slots: int = 0
-    """Experts that each token gets, dropped ones included; 0 where the model may give fewer."""
+    """Most experts that a token gets, for routers that show a mask; 0 where that is not known."""
     sentinels: bool = False
     """Ids that are no expert stand for "none" in this framework, and are no fault."""
     ep_size: int = 1

@@ -72,9 +72,9 @@ def settle(
     sites: Iterable[CountSite],
     *,
     traffic: Sequence[TrafficRecord] = (),
-    pairs: Mapping[int, int] | None = None,
     seen: Iterable[ViolationRow] = (),
     placement_version: int = 0,
+    checking: bool = True,
 ) -> Settled:
     """Check the counts of one step, and leave out what says nothing new.
 
@@ -82,9 +82,9 @@ def settle(
         experts: rows as counted.
         sites: what was counted, and what models promise.
         traffic: rows that dispatchers say they sent.
-        pairs: pairs that routers handed out by layer, where the host knows.
         seen: what was found on the device.
         placement_version: 0 where experts are placed in order, so that counts say where rows go.
+        checking: whether the step is checked; of others only ids out of range are told.
     """
     totals: dict[tuple[int, RoutingViolation], int] = {}
 
@@ -101,19 +101,20 @@ def settle(
         rule = rules.get(layer)
         if rule is None or CountKind.ROUTED not in kinds:
             continue
-        if not rule.sentinels:
-            add(layer, RoutingViolation.ID_OUT_OF_RANGE, sum(kinds.get(CountKind.INVALID, ())))
-        add(layer, RoutingViolation.CONSERVATION, _unaccounted(kinds, (pairs or {}).get(layer)))
+        if not rule.sentinels and CountKind.INVALID in kinds:
+            add(layer, RoutingViolation.ID_OUT_OF_RANGE, sum(kinds[CountKind.INVALID]))
+        if not checking:
+            continue
+        # An adapter takes what was dropped as what was selected less what was admitted.
+        dropped = kinds.get(CountKind.DROPPED, ())
+        add(layer, RoutingViolation.CONSERVATION, sum(-count for count in dropped if count < 0))
         for violation, count in _executed(kinds, rule.ep_size):
             add(layer, violation, count)
         if layer in sent and placement_version == 0:
             add(layer, RoutingViolation.TRAFFIC_MISMATCH, _misdirected(kinds, rule, sent[layer]))
     return Settled(
         experts=tuple(
-            # A surplus over what was selected is told as a violation; a count is never below 0.
-            replace(row, counts=tuple(max(count, 0) for count in row.counts))
-            if min(row.counts, default=0) < 0
-            else row
+            _not_below_zero(row) if row.kind is CountKind.DROPPED else row
             for row in experts
             if row.kind is not CountKind.EXECUTED or _says_more(row, by_layer[row.layer])
         ),
@@ -124,21 +125,16 @@ def settle(
     )
 
 
+def _not_below_zero(dropped: ExpertRow) -> ExpertRow:
+    """A surplus over what was selected is told as a violation, in checked steps."""
+    return replace(dropped, counts=tuple(max(count, 0) for count in dropped.counts))
+
+
 def expected_rows(kinds: Kinds, num_ranks: int) -> tuple[int, ...]:
     """Rows that each rank of the group should get of this one, with experts placed in order."""
     admitted = _admitted(kinds)
     local = len(admitted) // num_ranks
     return tuple(sum(admitted[rank * local : (rank + 1) * local]) for rank in range(num_ranks))
-
-
-def _unaccounted(kinds: Kinds, pairs: int | None) -> int:
-    """Pairs that are neither admitted nor dropped nor invalid, and those that were dropped twice."""
-    dropped = kinds.get(CountKind.DROPPED, ())
-    surplus = sum(-count for count in dropped if count < 0)
-    if pairs is None:
-        return surplus
-    known = sum(_admitted(kinds)) + sum(dropped) + sum(kinds.get(CountKind.INVALID, ()))
-    return surplus + abs(pairs - known)
 
 
 def _executed(kinds: Kinds, ep_size: int) -> tuple[tuple[RoutingViolation, int], ...]:

@@ -5,8 +5,8 @@ little-endian array, so a reader maps a column without touching the others:
 
     magic 4s | version u16 | kind u16 | number of rows u32 | column 0 | column 1 | ... | values
 
-`phases`, `violations` and `coactivation` have no values. `experts`, `traffic` and `placement` are ragged:
-the row table says how many int64 values belong to each row, and the values follow all rows.
+`experts`, `traffic` and `placement` are ragged: the row table says how many int64 values belong to each
+row, and the values follow all rows. The others have no values.
 
 Standard library only: the writer runs in the model process, where numpy may be absent. The
 collector reads the same layout with numpy (moetrace_collectors.decode).

@@ -83,7 +83,7 @@ class RoutingViolation(StrEnum):
     DUPLICATE_EXPERT = "duplicate_expert"
     """A token holds the same expert in two slots. Unit: surplus slots."""
     WEIGHT_NOT_FINITE = "weight_not_finite"
-    """A routing weight of a real token is NaN or infinite. Unit: weights."""
+    """A routing weight of a real token is NaN or infinite. Unit: tokens."""
     WEIGHT_NOT_NORMALISED = "weight_not_normalised"
     """The weights of a real token do not add up to what the model says. Unit: tokens."""
     CONSERVATION = "conservation"

@@ -9,7 +9,7 @@ from moetrace.emit.prometheus import PrometheusEmitter
 from moetrace.guard import Guard
 from moetrace.self_metrics import SelfMetrics
 from moetrace_schemas import metrics as catalogue
-from moetrace_schemas.enums import DropReason
+from moetrace_schemas.enums import DropReason, RoutingViolation
 
 from .records import step_record
 
@@ -34,6 +34,10 @@ moetrace_self_expected_sites 13.0
 # HELP moetrace_self_seen_sites Wrapped call sites that fired in the last sampled step.
 # TYPE moetrace_self_seen_sites gauge
 moetrace_self_seen_sites 12.0
+# HELP moetrace_self_routing_violations_total Contradictions in the routing of checked steps of this rank, \
+by reason (ENUMS.md says the unit of each).
+# TYPE moetrace_self_routing_violations_total counter
+moetrace_self_routing_violations_total{reason="conservation"} 6.0
 # HELP moetrace_self_export_queue_steps Steps waiting for the exporter.
 # TYPE moetrace_self_export_queue_steps gauge
 moetrace_self_export_queue_steps 4.0
@@ -49,6 +53,7 @@ def registry() -> CollectorRegistry:
     metrics.steps_sampled, metrics.steps_not_sampled = 3, 7
     metrics.drop(DropReason.EXPORT_QUEUE_FULL, 2)
     metrics.expected_sites, metrics.seen_sites, metrics.queue_steps = 13, 12, 4
+    metrics.violations[RoutingViolation.CONSERVATION] += 6
     guard.caught("counts", ValueError())
     return registry
 

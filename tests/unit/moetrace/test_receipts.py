@@ -265,12 +265,11 @@ def reasons(*rows: ExpertRow, site: CountSite = SITE, **more: Any) -> dict[Routi
 
 
 def test_what_was_dropped_and_what_was_admitted_are_what_was_selected() -> None:
-    """A receipt states all three; a drop that was counted twice is no drop."""
+    """A receipt states all three; more admitted than selected cannot be."""
     dropped = ExpertRow(layer=3, kind=CountKind.DROPPED, counts=(1, 2, 0, 0))
     (receipt,) = receipts([ROUTED, dropped])
     assert (receipt.selected, receipt.admitted, receipt.dropped) == ((4, 2, 4, 1), (3, 0, 4, 1), (1, 2, 0, 0))
-    assert reasons(ROUTED, dropped, pairs={3: 11}) == {}
-    assert reasons(ROUTED, dropped, pairs={3: 12}) == {RoutingViolation.CONSERVATION: 1}
+    assert reasons(ROUTED, dropped) == {}
     below = ExpertRow(layer=3, kind=CountKind.DROPPED, counts=(-1, 0, 0, 0))
     settled = settle([ROUTED, below], [SITE])
     assert settled.violations == (ViolationRow(layer=3, violation=RoutingViolation.CONSERVATION, count=1),)
