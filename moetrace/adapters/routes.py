@@ -89,7 +89,7 @@ def _ids(items: Any, num_experts: int, top_k: int | None) -> Any | None:
     if not integers:
         return None
     # A vector beside a matrix is an order of rows or a count, not the ids.
-    first = min(integers, key=lambda tensor: tensor.dim() < 2)
+    first = ([tensor for tensor in integers if tensor.dim() >= 2] or integers)[0]
     width = first.shape[-1]
     is_mask = first.dim() >= 2 and width == num_experts and width != top_k
     return None if is_mask else first
