@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from moetrace.config import Config
 from moetrace.context import RankContext
@@ -23,10 +23,11 @@ from moetrace.errors import ConfigError
 from moetrace.guard import Guard
 from moetrace.instrument.hand_written import check_parts, wrap_parts
 from moetrace.instrument.install import Installer
+from moetrace.instrument.patches import Patches
 from moetrace.instrument.phases import PhaseScope, phase_site
 from moetrace.instrument.recorders import key_of
 from moetrace.instrument.steps import StepScope
-from moetrace.instrument.wrap import TorchState
+from moetrace.instrument.wrap import TorchState, graphs_compiled
 from moetrace.record.buffer import BufferPool, StepBuffer
 from moetrace.record.sites import SiteTable
 from moetrace.self_metrics import SelfMetrics
@@ -65,6 +66,8 @@ class Tracer:
         self.count_sites: list[CountSite] = []
         self.device: Any = None
         """Where routers run; None until a model or wrapped module says so."""
+        self.capture: StepBuffer | None = None
+        """What wrapped calls record into while a device graph is captured."""
         self.open_scopes = 0
         self.closed = False
         """Whether nothing is recorded any more."""
@@ -78,6 +81,7 @@ class Tracer:
         self._placement_version = 0
         self._phase_sites: dict[tuple[str, int | None], tuple[int, TorchState, int]] = {}
         self._graph_key = key_of(self)
+        self._graph_patches = Patches()
         self._installer = Installer(self)
         self.drain = Drain(self, emitters)
         if config.enabled and (clock is not None or config.clock != "auto"):
@@ -147,6 +151,12 @@ class Tracer:
         for buffer in self._ensure_pool(self.device).all_buffers:
             buffer.backward = buffer.backward or BackwardMarks(buffer, self)
 
+    def new_counter(self) -> StepCounter | None:
+        """A further counter of all sites, for a captured graph; None where nothing is counted."""
+        from moetrace.instrument.routing import StepCounter
+
+        return StepCounter(self.count_sites, self.device) if self.count_sites else None
+
     def forget_count_sites(self) -> None:
         """Nothing is counted any more."""
         self.count_sites = []
@@ -158,8 +168,17 @@ class Tracer:
                 on_cuda = self.config.clock == "auto" and getattr(device, "type", "cpu") == "cuda"
                 self._clock = _cuda_clock() if on_cuda or self.config.clock == "cuda" else HostClock()
             self._pool = BufferPool(self._clock, self.config.buffers, self.config.max_intervals)
+            self._hook_graphs()
             self.drain.start(self._pool)
         return self._pool
+
+    def _hook_graphs(self) -> None:
+        device = getattr(self._clock, "device", None)
+        if device is None or device.graph_class is None:
+            return
+        from moetrace.instrument.graphs import GraphMarks
+
+        GraphMarks(self, device, cast(Any, self._clock).gate).hook(self._graph_patches, device.graph_class)
 
     @property
     def clock_name(self) -> str:
@@ -210,6 +229,9 @@ class Tracer:
         Raises:
             ValueError: a number out of range or an unknown forward mode; the step is not recorded.
         """
+        if self.capture is not None:
+            # A forward that is captured does not run: it is no step.
+            return
         begun = self._steps_begun
         self._steps_begun = begun + 1
         self._scope = scope
@@ -243,6 +265,7 @@ class Tracer:
             buffer.counter = self._counters[buffer.number] if self._counters else None
             if buffer.counter is not None:
                 buffer.counter.clear()
+            buffer.compiled_graphs = graphs_compiled()
             buffer.start_mark = buffer.mark()
         except Exception:
             self._release(buffer, DropReason.INTERNAL_ERROR)
@@ -259,6 +282,8 @@ class Tracer:
             return
         try:
             buffer.end_mark = buffer.mark()
+            # A step in which something was compiled or tuned is none that anybody wants in a summary.
+            buffer.warmup |= buffer.compiled_graphs != graphs_compiled()
             if buffer.counter is not None:
                 buffer.counter.finish()
         except Exception:
@@ -317,6 +342,8 @@ class Tracer:
             self._drop_open(DropReason.STEP_ABORTED)
         self.uninstrument()
         delivered = self.drain.stop(self.config.shutdown_timeout_s if timeout_s is None else timeout_s)
+        # Last: while the drain thread asks for events, captures must keep it out.
+        self._graph_patches.restore()
         return delivered and not aborted
 
     def disable_in_child(self) -> None:

@@ -36,6 +36,8 @@ def span_attributes(
         attributes.PLACEMENT_VERSION: record.placement_version,
         attributes.COLUMNS_PHASES: _phases(record),
     }
+    if record.anchor_error_ns >= 0:
+        values[attributes.ANCHOR_ERROR_NS] = record.anchor_error_ns
     if record.experts:
         values[attributes.COLUMNS_EXPERTS] = _experts(record)
     if record.traffic:

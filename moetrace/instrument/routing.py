@@ -198,6 +198,16 @@ class StepCounter:
             result.append(ExpertRow(layer=layer, kind=CountKind.RECOMPUTE, counts=(pairs,)))
         return tuple(result)
 
+    def zero(self) -> None:
+        """Zero what is on the device; for a captured graph's counter, whose adds run with every replay."""
+        self._counts.zero_()
+
+    def merge(self, other: StepCounter) -> None:
+        """Add what another counter of the same sites holds on the device. No host sync."""
+        if other._touched and other._counts.numel() == self._counts.numel():
+            self._counts.add_(other._counts)
+            self._touched |= other._touched
+
     def clear(self) -> None:
         """Zero the counts for the next step; called by the model thread when it takes the buffer."""
         if self._touched:

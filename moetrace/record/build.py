@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
 from moetrace.record.assemble import assemble
 from moetrace.record.buffer import TICKET_SHIFT, StepBuffer
 from moetrace.record.exchanges import Interval
+from moetrace.record.replays import replay_intervals
 from moetrace.record.sites import SiteTable
 from moetrace.record.types import PhaseRow, StepRecord, TrafficRecord
 from moetrace_schemas.columns import RowFlag
-from moetrace_schemas.enums import Direction, Phase
+from moetrace_schemas.enums import Direction, Phase, SkipReason
 
 _BARRIER = int(RowFlag.BARRIER)
 _FLAGS = (1 << TICKET_SHIFT) - 1
 
 
-def build_record(buffer: StepBuffer, sites: SiteTable, clock: str) -> StepRecord:
+def build_record(
+    buffer: StepBuffer, sites: SiteTable, clock: str, skipped: Counter[SkipReason]
+) -> StepRecord:
     """A finished buffer as a record; intervals without a stamp (mark -1) are left out."""
-    to_ns = buffer.track.nanoseconds
+    to_ns, stream = buffer.track.nanoseconds, buffer.track.stream
     start, end = to_ns(buffer.start_mark), to_ns(buffer.end_mark)
     intervals = []
-    seen = set()
+    seen: set[int] = set()
     for site, first, last, flags in buffer.intervals():
         if first >= 0 and last >= 0:
             seen.add(site)
+            ticket, flags = flags >> TICKET_SHIFT, flags & _FLAGS
             intervals.append(
-                Interval(sites.sites[site], to_ns(first), to_ns(last), flags & _FLAGS, flags >> TICKET_SHIFT)
+                Interval(sites.sites[site], to_ns(first), to_ns(last), flags, ticket, stream(last))
             )
+    intervals.extend(replay_intervals(buffer.replays, buffer.track, sites, seen, skipped))
+    placed = buffer.track.placed()
     traffic = _summed(
         TrafficRecord(layer=layer or 0, phase=Phase(phase), row_bytes=row_bytes, rows=tuple(rows))
         for layer, phase, row_bytes, rows in buffer.traffic
@@ -42,7 +49,8 @@ def build_record(buffer: StepBuffer, sites: SiteTable, clock: str) -> StepRecord
         warmup=buffer.warmup,
         placement_version=buffer.placement_version,
         clock=clock,
-        start_unix_ns=buffer.start_unix_ns,
+        start_unix_ns=buffer.start_unix_ns if placed is None else placed.unix_ns,
+        anchor_error_ns=-1 if placed is None else placed.error_ns,
         duration_ns=end - start,
         phases=_with_rows(phases, traffic, _local_rows(buffer)),
         experts=buffer.counter.rows() if buffer.counter is not None else (),

@@ -30,6 +30,8 @@ CLOCK = "moetrace.clock"
 """string. host or cuda: what timed the phases."""
 DURATION_NS = "moetrace.duration.ns"
 """int. Step duration by the phases' own clock, ns. The span's start and end are unix time and only for drawing."""
+ANCHOR_ERROR_NS = "moetrace.anchor.error.ns"
+"""int. How far off the span's start may be, ns, where device events were tied to unix time; absent where the host's clock timed the step."""
 MODEL_NAME = "moetrace.model.name"
 """string. Model name."""
 MODEL_VERSION = "moetrace.model.version"
@@ -79,6 +81,7 @@ TYPES: dict[str, str] = {
     STEP_WARMUP: "bool",
     CLOCK: "string",
     DURATION_NS: "int",
+    ANCHOR_ERROR_NS: "int",
     MODEL_NAME: "string",
     MODEL_VERSION: "string",
     COHORT: "string",

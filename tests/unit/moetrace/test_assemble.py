@@ -719,6 +719,7 @@ def messy(draw: st.DrawFn) -> tuple[list[Interval], int, int]:
                 numbers,
                 st.integers(0, 31),
                 st.integers(0, 3),
+                st.just(0),
             ),
             max_size=25,
         )
