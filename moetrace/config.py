@@ -42,7 +42,7 @@ class Config:
     cohorts: tuple[str, ...] = ()
     """Allow-list of traffic cohorts; a step with another cohort is recorded with an empty one."""
     clock: str = "auto"
-    """`auto` (cuda where the model is on a CUDA device), `host` or `cuda`."""
+    """`auto` (events of the device that the model is on), `host`, `cuda`, or `device`: torch.Event."""
     backward: bool = True
     """Whether backward is recorded by phase, from hooks at autograd boundaries; False: it is `outside`."""
     jsonl_dir: str = ""
@@ -53,6 +53,8 @@ class Config:
     """Step buffers; a sampled step is dropped (and counted) when all are in use."""
     max_intervals: int = 4096
     """Intervals that one step may record; a step with more is dropped (and counted)."""
+    nvtx: bool = False
+    """NVTX ranges around wrapped calls, in every step."""
     queue_steps: int = 256
     """Steps that may wait for the exporter; the oldest is dropped (and counted) beyond it."""
     export_timeout_s: float = 5.0
@@ -67,8 +69,8 @@ class Config:
             url = urlsplit(self.endpoint)
             if url.scheme not in ("http", "https") or not url.netloc:
                 raise ConfigError(f"endpoint={self.endpoint!r}: a URL like http://127.0.0.1:4318 expected")
-        if self.clock not in ("auto", "host", "cuda"):
-            raise ConfigError(f"clock={self.clock!r}: one of auto, host, cuda expected")
+        if self.clock not in ("auto", "host", "cuda", "device"):
+            raise ConfigError(f"clock={self.clock!r}: one of auto, host, cuda, device expected")
         for name, low in (("buffers", 1), ("max_intervals", 16), ("queue_steps", 1), ("warmup_steps", 0)):
             if getattr(self, name) < low:
                 raise ConfigError(f"{name}={getattr(self, name)}: {low} or more expected")

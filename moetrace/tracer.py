@@ -6,6 +6,7 @@ elsewhere.
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 import sys
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from moetrace.instrument.coverage import CoverageReport
     from moetrace.instrument.routing import CountSite, StepCounter
 
+logger = logging.getLogger("moetrace")
 _HIGHEST_STEP = 2**63 - 1
 """The wire's step index is an int64."""
 _HIGHEST_MICROBATCH = 65_535
@@ -55,7 +57,7 @@ class Tracer:
         """Start; with a clock that is known from the start, so are the buffers.
 
         Raises:
-            ConfigError: clock="cuda" where no CUDA device can be used.
+            ConfigError: clock="cuda" or "device" where there is no such device.
         """
         self.config = config
         self.context = context
@@ -165,8 +167,7 @@ class Tracer:
     def _ensure_pool(self, device: Any) -> BufferPool:
         if self._pool is None:
             if self._clock is None:
-                on_cuda = self.config.clock == "auto" and getattr(device, "type", "cpu") == "cuda"
-                self._clock = _cuda_clock() if on_cuda or self.config.clock == "cuda" else HostClock()
+                self._clock = _clock_for(self.config.clock, getattr(device, "type", "cpu"))
             self._pool = BufferPool(self._clock, self.config.buffers, self.config.max_intervals)
             self._hook_graphs()
             self.drain.start(self._pool)
@@ -182,7 +183,7 @@ class Tracer:
 
     @property
     def clock_name(self) -> str:
-        """What times the phases: host or cuda."""
+        """What times the phases: host, cuda or device."""
         return self._clock.name if self._clock is not None else HostClock.name
 
     @property
@@ -350,6 +351,40 @@ class Tracer:
         """A forked child has no drain thread: it records nothing, and its model runs on untouched."""
         self.buffer = None
         self.closed = True
+
+
+def _clock_for(setting: str, device_type: str) -> Clock:
+    if setting == "cuda" or (setting == "auto" and device_type == "cuda"):
+        return _cuda_clock()
+    if setting == "device" or (setting == "auto" and device_type not in ("cpu", "meta")):
+        return _accelerator_clock(device_type, required=setting == "device")
+    return HostClock()
+
+
+def _accelerator_clock(device_type: str, *, required: bool) -> Clock:
+    from moetrace.timing.accelerator import AcceleratorClock, AcceleratorDevice
+
+    try:
+        import torch
+
+        if device_type == "cpu":
+            current = torch.accelerator.current_accelerator()
+            device_type = "cpu" if current is None else current.type
+        return AcceleratorClock(AcceleratorDevice(device_type, torch))
+    except (ImportError, AttributeError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        if required:
+            raise ConfigError(
+                f"clock='device': torch has no timing events for {device_type} here ({reason}); "
+                "auto or host expected"
+            ) from error
+        logger.warning(
+            "moetrace: no timing events for %s (%s): phases are timed by the host, which sees launches "
+            "and not the device's work",
+            device_type,
+            reason,
+        )
+        return HostClock()
 
 
 def _cuda_clock() -> Clock:

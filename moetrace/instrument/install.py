@@ -66,6 +66,8 @@ class Installer:
         self._shared = Patches()
         """Functions of frameworks: one wrapper serves all models."""
         self._shared_keys: set[tuple[int, str]] = set()
+        self._nvtx: Any = None
+        """Push and pop, or why there are none; None before anybody asked."""
         self.loose_sites: list[int] = []
         """Functions that `wrap` has returned wrapped: they stay so."""
 
@@ -140,6 +142,8 @@ class Installer:
             self.hook_collectives()
         self._wrap_top(patches, model)
         self.tracer.set_count_sites(count_sites, _device_of(model))
+        if isinstance(self._nvtx, str):
+            skipped.append(("nvtx ranges", self._nvtx))
         if not compiled.AVAILABLE:
             skipped.append(
                 ("compiled graphs", "this torch keeps no marks in them: nothing is recorded there")
@@ -175,6 +179,7 @@ class Installer:
         site = tracer.sites.add(Site(target.role, target.phase, target.layer, target.name, target.per_step))
 
         def make(current: Callable[..., Any]) -> Callable[..., Any]:
+            current = self.with_range(current, tracer.sites.sites[site])
             if target.call is Call.LAUNCH:
                 return timed_launch(current, tracer, site, handle_of)
             if target.call is Call.RECEIVE:
@@ -188,6 +193,16 @@ class Installer:
 
         patches.replace(target.owner, target.attribute, make)
         patches.sites.append(site)
+
+    def with_range(self, function: Callable[..., Any], site: Site) -> Callable[..., Any]:
+        """The callable in an NVTX range, where those were asked for and can be had."""
+        if not self.tracer.config.nvtx:
+            return function
+        from moetrace.instrument.nvtx import label_of, nvtx_functions, ranged
+
+        if self._nvtx is None:
+            self._nvtx = nvtx_functions()
+        return function if isinstance(self._nvtx, str) else ranged(function, label_of(site), *self._nvtx)
 
     def _place_count(self, patches: Patches, target: Target, count: Count, index: int) -> None:
         source_side = target.count_kind is not CountKind.RECEIVED

@@ -55,7 +55,7 @@ def test_every_kind_of_setting_is_read_from_the_environment(name: str, text: str
         ({"endpoint": "collector:4318"}, "endpoint='collector:4318': a URL like http://127.0.0.1:4318"),
         ({"endpoint": "ftp://x"}, "endpoint='ftp://x': a URL like"),
         ({"headers": "a=b,t0k3n"}, "headers: entry 2 is not name=value; name=value,name=value expected"),
-        ({"clock": "gpu"}, "clock='gpu': one of auto, host, cuda expected"),
+        ({"clock": "gpu"}, "clock='gpu': one of auto, host, cuda, device expected"),
         ({"buffers": 0}, "buffers=0: 1 or more expected"),
         ({"buffers": True}, "buffers=True: int expected"),
         ({"buffers": "8"}, "buffers='8': int expected"),
