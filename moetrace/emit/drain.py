@@ -11,6 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from moetrace.guard import Guard
+from moetrace.record.assembler import Assembler
 from moetrace.record.build import build_record
 from moetrace.record.sites import SiteTable
 from moetrace.record.types import StepRecord
@@ -46,6 +47,7 @@ class Drain:
     def __init__(self, owner: Owner, emitters: list[Emitter]) -> None:
         self._owner = owner
         self.emitters = emitters
+        self._assembler = Assembler(owner.sites)
         self._pool: BufferPool | None = None
         self._thread: threading.Thread | None = None
         self._deadline = float("inf")
@@ -140,13 +142,14 @@ class Drain:
             if not self._wait_until_ready(buffer):
                 return DropReason.EVENTS_UNRESOLVED
             skipped.clear()
+            # Nothing, where a capture has begun meanwhile.
             record = track.resolve(
-                lambda: build_record(buffer, self._owner.sites, self._owner.clock_name, skipped)
+                lambda: build_record(buffer, self._assembler, self._owner.clock_name, skipped)
             )
-        metrics.dropped_intervals += sum(start < 0 or end < 0 for _, start, end, _ in buffer.intervals())
         if track.stepped_aside:
             skipped[SkipReason.ONE_QUEUE] += track.stepped_aside
         metrics.skipped.update(skipped)
+        metrics.dropped_intervals += sum(start < 0 or end < 0 for _, start, end, _ in buffer.intervals())
         sites = self._owner.sites.sites
         metrics.seen_sites = sum(sites[number].per_step for number in record.seen_sites)
         taken = [guard.run(f"emit.{emitter.name}", emitter.emit, record) for emitter in self.emitters]

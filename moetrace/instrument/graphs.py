@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from moetrace.instrument.patches import Patches, mark_wrapper
 from moetrace.record.buffer import StepBuffer
-from moetrace.record.replays import CapturedGraph, Replay
+from moetrace.record.replays import REPLAY, CapturedGraph, Replay
 from moetrace.timing.capture import CaptureGate
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class GraphMarks:
         self._gate = gate
         self._graphs: weakref.WeakKeyDictionary[Any, CapturedGraph] = weakref.WeakKeyDictionary()
         self._set_aside: StepBuffer | None = None
+        self._site = tracer.sites.add(REPLAY)
 
     def hook(self, patches: Patches, graph_class: Any) -> None:
         """Wrap the class's capture_begin, capture_end and replay."""
@@ -152,7 +153,15 @@ class GraphMarks:
         if captured is not None and captured.counter is not None and buffer.counter is not None:
             buffer.counter.merge(captured.counter)
         number = 0 if captured is None else captured.replays
-        buffer.replays.append(Replay(graph=captured, number=number, start_mark=start, end_mark=buffer.mark()))
+        buffer.replays.append(
+            Replay(
+                graph=captured,
+                site=self._site,
+                number=number,
+                start_mark=start,
+                end_mark=buffer.mark(),
+            )
+        )
 
 
 def _method(around: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:

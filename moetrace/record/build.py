@@ -6,41 +6,37 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from moetrace.record.assemble import assemble
-from moetrace.record.buffer import TICKET_SHIFT, StepBuffer
-from moetrace.record.exchanges import Interval
-from moetrace.record.replays import replay_intervals
-from moetrace.record.sites import SiteTable
+from moetrace.record.assembler import STREAM_SHIFT, Assembler
+from moetrace.record.buffer import StepBuffer
+from moetrace.record.replays import replayed_calls
 from moetrace.record.types import PhaseRow, StepRecord, TrafficRecord
 from moetrace_schemas.columns import RowFlag
 from moetrace_schemas.enums import Direction, Phase, SkipReason
 
 _BARRIER = int(RowFlag.BARRIER)
-_FLAGS = (1 << TICKET_SHIFT) - 1
 
 
 def build_record(
-    buffer: StepBuffer, sites: SiteTable, clock: str, skipped: Counter[SkipReason]
+    buffer: StepBuffer, assembler: Assembler, clock: str, skipped: Counter[SkipReason]
 ) -> StepRecord:
-    """A finished buffer as a record; intervals without a stamp (mark -1) are left out."""
+    """A finished buffer as a record; intervals without a stamp (mark -1) are left out.
+
+    Calls that have no time of their own are added to `skipped` by reason.
+    """
     to_ns, stream = buffer.track.nanoseconds, buffer.track.stream
     start, end = to_ns(buffer.start_mark), to_ns(buffer.end_mark)
-    intervals = []
-    seen: set[int] = set()
-    for site, first, last, flags in buffer.intervals():
-        if first >= 0 and last >= 0:
-            seen.add(site)
-            ticket, flags = flags >> TICKET_SHIFT, flags & _FLAGS
-            intervals.append(
-                Interval(sites.sites[site], to_ns(first), to_ns(last), flags, ticket, stream(last))
-            )
-    intervals.extend(replay_intervals(buffer.replays, buffer.track, sites, seen, skipped))
+    calls = [
+        (site, to_ns(first), to_ns(last), flags | stream(last) << STREAM_SHIFT)
+        for site, first, last, flags in buffer.intervals()
+        if first >= 0 and last >= 0
+    ]
+    calls.extend(replayed_calls(buffer.replays, buffer.track, skipped))
     placed = buffer.track.placed()
     traffic = _summed(
         TrafficRecord(layer=layer or 0, phase=Phase(phase), row_bytes=row_bytes, rows=tuple(rows))
         for layer, phase, row_bytes, rows in buffer.traffic
     )
-    phases = assemble(intervals, start, end, microbatch=buffer.microbatch)
+    phases = assembler.rows(calls, start, end, microbatch=buffer.microbatch)
     return StepRecord(
         step=buffer.step,
         microbatch=buffer.microbatch,
@@ -55,7 +51,7 @@ def build_record(
         phases=_with_rows(phases, traffic, _local_rows(buffer)),
         experts=buffer.counter.rows() if buffer.counter is not None else (),
         traffic=traffic,
-        seen_sites=frozenset(seen),
+        seen_sites=frozenset(call[0] for call in calls),
     )
 
 

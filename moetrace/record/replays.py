@@ -1,4 +1,4 @@
-"""Replays of captured graphs in one step -> intervals. Runs in the drain thread, once the device is done.
+"""Replays of captured graphs in one step -> calls. Runs in the drain thread, once the device is done.
 
 The events of a captured graph are recorded again by each replay. So times are those of the replay that
 the step made only if no other replay was launched before they were read; otherwise the replay shows
@@ -11,8 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from moetrace.record.exchanges import Interval
-from moetrace.record.sites import STEP_LEVEL, Role, Site, SiteTable
+from moetrace.record.sites import STEP_LEVEL, Role, Site
 from moetrace.timing.clock import Track
 from moetrace_schemas.columns import RowFlag
 from moetrace_schemas.enums import SkipReason
@@ -40,42 +39,45 @@ class Replay:
 
     graph: CapturedGraph | None
     """None: captured before anything was wrapped, or without us."""
+    site: int
+    """Number of the REPLAY site."""
     number: int
     start_mark: int
     end_mark: int
 
 
-def replay_intervals(
-    replays: list[Replay], track: Track, sites: SiteTable, seen: set[int], skipped: Counter[SkipReason]
-) -> list[Interval]:
-    """Calls inside the replays, or the replays themselves where those cannot be told apart."""
-    result: list[Interval] = []
+def replayed_calls(
+    replays: list[Replay], track: Track, skipped: Counter[SkipReason]
+) -> list[tuple[int, int, int, int]]:
+    """Calls inside the replays, or the replays themselves where those cannot be told apart.
+
+    Each is (site number, start ns, end ns, flags).
+    """
+    result: list[tuple[int, int, int, int]] = []
     for replay in replays:
         if replay.start_mark < 0 or replay.end_mark < 0:
             continue
-        inner = _inner(replay, track, sites, seen)
+        inner = _inner(replay, track)
         if inner is None:
             skipped[SkipReason.CUDA_GRAPH] += 1
             start, end = track.nanoseconds(replay.start_mark), track.nanoseconds(replay.end_mark)
-            result.append(Interval(REPLAY, start, end, _CAPTURED))
+            result.append((replay.site, start, end, _CAPTURED))
         else:
             result.extend(inner)
     return result
 
 
-def _inner(replay: Replay, track: Track, sites: SiteTable, seen: set[int]) -> list[Interval] | None:
+def _inner(replay: Replay, track: Track) -> list[tuple[int, int, int, int]] | None:
     graph = replay.graph
     if graph is None or not graph.marks or graph.replays != replay.number:
         return None
     try:
-        intervals = [
-            Interval(sites.sites[site], track.until(start), track.until(end), flags | _CAPTURED)
+        calls = [
+            (site, track.until(start), track.until(end), flags | _CAPTURED)
             for site, start, end, flags in graph.marks
         ]
     except RuntimeError:
         # Being recorded again right now.
         return None
-    if graph.replays != replay.number:
-        return None
-    seen.update(site for site, *_ in graph.marks)
-    return intervals
+    # A launch while they were read.
+    return calls if graph.replays == replay.number else None
