@@ -60,7 +60,7 @@ class Config:
     cohorts: tuple[str, ...] = ()
     """Allow-list of traffic cohorts; a step with another cohort is recorded with an empty one."""
     clock: str = "auto"
-    """`auto` (cuda where the model is on a CUDA device), `host` or `cuda`."""
+    """`auto` (events of the device that the model is on), `host`, `cuda`, or `device`: torch.Event."""
     backward: bool = True
     """Whether backward is recorded by phase, from hooks at autograd boundaries; False: it is `outside`."""
     jsonl_dir: str = ""
@@ -80,6 +80,8 @@ class Config:
     coactivation_layers: int = 4
     """Layers that are counted at once, the next ones in the next such step. Each needs 8 bytes x E x E; all
     together 64 MiB at the most."""
+    nvtx: bool = False
+    """NVTX ranges around wrapped calls, in every step."""
     queue_steps: int = 256
     """Steps that may wait for the exporter; the oldest is dropped (and counted) beyond it."""
     export_timeout_s: float = 5.0
@@ -94,8 +96,8 @@ class Config:
             url = urlsplit(self.endpoint)
             if url.scheme not in ("http", "https") or not url.netloc:
                 raise ConfigError(f"endpoint={self.endpoint!r}: a URL like http://127.0.0.1:4318 expected")
-        if self.clock not in ("auto", "host", "cuda"):
-            raise ConfigError(f"clock={self.clock!r}: one of auto, host, cuda expected")
+        if self.clock not in ("auto", "host", "cuda", "device"):
+            raise ConfigError(f"clock={self.clock!r}: one of auto, host, cuda, device expected")
         for name, low in LOWEST.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name}={getattr(self, name)}: {low} or more expected")

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from moetrace.config import Config
 from moetrace.context import RankContext
@@ -24,16 +24,18 @@ from moetrace.guard import Guard
 from moetrace.instrument.coverage import CoverageReport
 from moetrace.instrument.hand_written import check_parts, wrap_parts
 from moetrace.instrument.install import Installer
+from moetrace.instrument.patches import Patches
 from moetrace.instrument.phases import PhaseScope, phase_site
 from moetrace.instrument.recorders import key_of
 from moetrace.instrument.silent_sites import CoverageWatch, PlacedSite
 from moetrace.instrument.steps import StepScope
-from moetrace.instrument.wrap import TorchState
+from moetrace.instrument.wrap import TorchState, graphs_compiled
 from moetrace.record.buffer import BufferPool, StepBuffer
 from moetrace.record.placement import PlacementRecord, make_map, make_terms
 from moetrace.record.sites import SiteTable
 from moetrace.record.types import StepRecord
 from moetrace.self_metrics import SelfMetrics
+from moetrace.timing.choice import clock_for
 from moetrace.timing.clock import Clock, HostClock
 from moetrace_schemas.enums import DropReason, ForwardMode, Phase
 from moetrace_schemas.identity import is_sampled
@@ -60,7 +62,7 @@ class Tracer:
         """Start; with a clock that is known from the start, so are the buffers.
 
         Raises:
-            ConfigError: clock="cuda" where no CUDA device can be used.
+            ConfigError: clock="cuda" or "device" where there is no such device.
         """
         self.config = config
         self.context = context
@@ -71,6 +73,8 @@ class Tracer:
         self.count_sites: list[CountSite] = []
         self.device: Any = None
         """Where routers run; None until a model or wrapped module says so."""
+        self.capture: StepBuffer | None = None
+        """What wrapped calls record into while a device graph is captured."""
         self.open_scopes = 0
         self.closed = False
         """Whether nothing is recorded any more."""
@@ -85,6 +89,7 @@ class Tracer:
         self._placement_version = 0
         self._phase_sites: dict[tuple[str, int | None], tuple[int, TorchState, int]] = {}
         self._graph_key = key_of(self)
+        self._graph_patches = Patches()
         self._installer = Installer(self)
         self._expected_sites: frozenset[int] = frozenset()
         self._placed_sites: dict[int, PlacedSite] = {}
@@ -185,6 +190,12 @@ class Tracer:
         for buffer in self._ensure_pool(self.device).all_buffers:
             buffer.backward = buffer.backward or BackwardMarks(buffer, self)
 
+    def new_counter(self) -> StepCounter | None:
+        """A further counter of all sites, for a captured graph; None where nothing is counted."""
+        from moetrace.instrument.routing import StepCounter
+
+        return StepCounter(self.count_sites, self.device) if self.count_sites else None
+
     def forget_count_sites(self) -> None:
         """Nothing is counted any more."""
         self.count_sites = []
@@ -194,15 +205,23 @@ class Tracer:
     def _ensure_pool(self, device: Any) -> BufferPool:
         if self._pool is None:
             if self._clock is None:
-                on_cuda = self.config.clock == "auto" and getattr(device, "type", "cpu") == "cuda"
-                self._clock = _cuda_clock() if on_cuda or self.config.clock == "cuda" else HostClock()
+                self._clock = clock_for(self.config.clock, getattr(device, "type", "cpu"))
             self._pool = BufferPool(self._clock, self.config.buffers, self.config.max_intervals)
+            self._hook_graphs()
             self.drain.start(self._pool)
         return self._pool
 
+    def _hook_graphs(self) -> None:
+        device = getattr(self._clock, "device", None)
+        if device is None or device.graph_class is None:
+            return
+        from moetrace.instrument.graphs import GraphMarks
+
+        GraphMarks(self, device, cast(Any, self._clock).gate).hook(self._graph_patches, device.graph_class)
+
     @property
     def clock_name(self) -> str:
-        """What times the phases: host or cuda."""
+        """What times the phases: host, cuda or device."""
         return self._clock.name if self._clock is not None else HostClock.name
 
     @property
@@ -253,6 +272,9 @@ class Tracer:
         Raises:
             ValueError: a number out of range or an unknown forward mode; the step is not recorded.
         """
+        if self.capture is not None:
+            # A forward that is captured does not run: it is no step.
+            return
         begun = self._steps_begun
         self._steps_begun = begun + 1
         self._scope = scope
@@ -293,6 +315,7 @@ class Tracer:
                     dummy=dummy,
                     coactivation=self._coactivation.take() if sampled and self._coactivation else None,
                 )
+            buffer.compiled_graphs = graphs_compiled()
             buffer.start_mark = buffer.mark()
         except Exception:
             self._release(buffer, DropReason.INTERNAL_ERROR)
@@ -309,6 +332,8 @@ class Tracer:
             return
         try:
             buffer.end_mark = buffer.mark()
+            # A step in which something was compiled or tuned is none that anybody wants in a summary.
+            buffer.warmup |= buffer.compiled_graphs != graphs_compiled()
             if buffer.counter is not None:
                 buffer.counter.finish()
         except Exception:
@@ -418,6 +443,8 @@ class Tracer:
             self._drop_open(DropReason.STEP_ABORTED)
         self.uninstrument()
         delivered = self.drain.stop(self.config.shutdown_timeout_s if timeout_s is None else timeout_s)
+        # Last: while the drain thread asks for events, captures must keep it out.
+        self._graph_patches.restore()
         return delivered and not aborted
 
     def disable_in_child(self) -> None:
@@ -429,18 +456,6 @@ class Tracer:
 def _is_due(period: int, recorded: int) -> bool:
     """Whether something that is done in the first recorded step and then in every n-th is done now."""
     return period > 0 and recorded % period == 0
-
-
-def _cuda_clock() -> Clock:
-    try:
-        import torch
-    except ImportError as error:
-        raise ConfigError("clock='cuda': torch is not installed") from error
-    if not torch.cuda.is_available():
-        raise ConfigError("clock='cuda': torch sees no CUDA device here; auto or host expected")
-    from moetrace.timing.cuda_events import CudaClock
-
-    return CudaClock()
 
 
 _alive: weakref.WeakSet[Tracer] = weakref.WeakSet()

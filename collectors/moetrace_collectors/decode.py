@@ -33,7 +33,7 @@ from moetrace_schemas.enums import ForwardMode, RejectReason
 HOST_NAME = "host.name"
 """OpenTelemetry's own resource attribute for the sender's host."""
 PREFIX = "moetrace."
-CLOCKS = ("host", "cuda")
+CLOCKS = ("host", "cuda", "device")
 MAX_TEXT = 256
 """Characters of a model name, version, cohort or host; they become column values and labels."""
 MAX_ATTRIBUTES = 128

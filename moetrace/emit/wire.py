@@ -51,6 +51,8 @@ def span_attributes(
     if record.expected_sites:
         values[attributes.COVERAGE_EXPECTED_SITES] = len(record.expected_sites)
         values[attributes.COVERAGE_SEEN_SITES] = len(record.expected_sites & record.seen_sites)
+    if record.anchor_error_ns >= 0:
+        values[attributes.ANCHOR_ERROR_NS] = record.anchor_error_ns
     if record.experts:
         values[attributes.COLUMNS_EXPERTS] = _experts(record)
     if record.traffic:

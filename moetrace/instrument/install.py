@@ -68,6 +68,8 @@ class Installer:
         self._shared = Patches()
         """Functions of frameworks: one wrapper serves all models."""
         self._shared_keys: set[tuple[int, str]] = set()
+        self._nvtx: Any = None
+        """Push and pop, or why there are none; None before anybody asked."""
         self.loose_sites: list[int] = []
         """Functions that `wrap` has returned wrapped: they stay so."""
 
@@ -165,6 +167,8 @@ class Installer:
             self.tracer.set_expert_parallel(parallel.rank, parallel.size, parallel.group)
             self.hook_collectives()
         self.tracer.set_count_sites(count_sites, _device_of(model))
+        if isinstance(self._nvtx, str):
+            skipped.append(("nvtx ranges", self._nvtx))
         if not compiled.AVAILABLE:
             skipped.append(
                 ("compiled graphs", "this torch keeps no marks in them: nothing is recorded there")
@@ -200,6 +204,7 @@ class Installer:
         site = tracer.sites.add(Site(target.role, target.phase, target.layer, target.name, target.per_step))
 
         def make(current: Callable[..., Any]) -> Callable[..., Any]:
+            current = self.with_range(current, tracer.sites.sites[site])
             if target.call is Call.LAUNCH:
                 return timed_launch(current, tracer, site, handle_of)
             if target.call is Call.RECEIVE:
@@ -213,6 +218,16 @@ class Installer:
 
         patches.replace(target.owner, target.attribute, make)
         patches.sites[site] = (target.owner, target.attribute)
+
+    def with_range(self, function: Callable[..., Any], site: Site) -> Callable[..., Any]:
+        """The callable in an NVTX range, where those were asked for and can be had."""
+        if not self.tracer.config.nvtx:
+            return function
+        from moetrace.instrument.nvtx import label_of, nvtx_functions, ranged
+
+        if self._nvtx is None:
+            self._nvtx = nvtx_functions()
+        return function if isinstance(self._nvtx, str) else ranged(function, label_of(site), *self._nvtx)
 
     def _place_count(self, patches: Patches, target: Target, count: Count, index: int) -> None:
         source_side = target.count_kind not in (CountKind.RECEIVED, CountKind.EXECUTED)

@@ -252,6 +252,16 @@ class StepCounter:
             result.append(ExpertRow(layer=layer, kind=CountKind.RECOMPUTE, counts=(pairs,)))
         return tuple(result)
 
+    def zero(self) -> None:
+        """Zero what is on the device; for a captured graph's counter, whose adds run with every replay."""
+        self._counts.zero_()
+
+    def merge(self, other: StepCounter) -> None:
+        """Add what another counter of the same sites holds on the device. No host sync."""
+        if other._touched and other._counts.numel() == self._counts.numel():
+            self._counts.add_(other._counts)
+            self._touched |= other._touched
+
     def violations(self) -> list[ViolationRow]:
         """What was found on the device; for the drain thread, once `ready`."""
         if not self.checking or self.dummy or not self._touched:

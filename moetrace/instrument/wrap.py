@@ -74,6 +74,12 @@ def _plain_call(
     return function(*args, **kwargs)
 
 
+def graphs_compiled() -> int:
+    """Graphs that torch.compile has made in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo.counters["stats"]["unique_graphs"] if dynamo is not None else 0
+
+
 class TorchState:
     """What wrappers ask of torch; harmless constants where the process has not imported it."""
 

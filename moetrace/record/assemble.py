@@ -35,6 +35,7 @@ from moetrace.record.backward import BACKWARD, backward_segments, split_directio
 from moetrace.record.exchanges import Interval, join_waits
 from moetrace.record.layer_pass import Segment, layer_segments
 from moetrace.record.nesting import clip, nest, passes
+from moetrace.record.side_streams import side_segments
 from moetrace.record.sites import STEP_LEVEL
 from moetrace.record.types import PhaseRow
 from moetrace_schemas.columns import RowFlag
@@ -46,13 +47,14 @@ _BARRIER, _RECOMPUTE = int(RowFlag.BARRIER), int(RowFlag.RECOMPUTE)
 def assemble(
     intervals: Sequence[Interval], start_ns: int, end_ns: int, *, microbatch: int = 0
 ) -> tuple[PhaseRow, ...]:
-    """Rows that tile [start_ns, end_ns] without gap or overlap, in order of start.
+    """Rows of stream 0 that tile [start_ns, end_ns] without gap or overlap, and beside them those of others.
 
     Intervals may come in any order (of two with the same times, the later one is the outer) and are
     clipped to the step; ones that overlap without nesting (two threads at once) are cut at the end of
     the earlier one.
     """
-    forward, backward = split_directions(join_waits(clip(intervals, start_ns, end_ns)))
+    own = [item for item in intervals if item.stream == 0]
+    forward, backward = split_directions(join_waits(clip(own, start_ns, end_ns)))
     back = backward_segments(backward)
     segments: list[Segment] = []
     cursor = start_ns
@@ -61,7 +63,11 @@ def assemble(
         segments.extend(layer_segments(node))
         cursor = max(cursor, node.interval.end_ns)
     segments.extend(_between(cursor, end_ns, back))
-    return _rows(_merge(segments), start_ns, microbatch)
+    merged = _merge(segments)
+    if len(own) < len(intervals):
+        merged.extend(side_segments(intervals, start_ns, end_ns))
+        merged.sort(key=lambda segment: segment.start_ns)
+    return _rows(merged, start_ns, microbatch)
 
 
 def _between(start_ns: int, end_ns: int, back: list[Segment]) -> list[Segment]:
@@ -123,7 +129,7 @@ def _rows(segments: list[Segment], origin_ns: int, microbatch: int) -> tuple[Pha
                 direction=direction,
                 microbatch=microbatch,
                 ordinal=ordinals[key],
-                stream=0,
+                stream=segment.stream,
                 flags=segment.flags & ~BACKWARD,
                 start_offset_ns=segment.start_ns - origin_ns,
                 duration_ns=segment.end_ns - segment.start_ns,

@@ -12,6 +12,7 @@ from collections import deque
 from queue import SimpleQueue
 from typing import Any
 
+from moetrace.record.replays import Replay
 from moetrace.timing.clock import Clock
 from moetrace_schemas.enums import ForwardMode
 
@@ -28,6 +29,7 @@ class StepBuffer:
         "backward",
         "capacity",
         "cohort",
+        "compiled_graphs",
         "counter",
         "end_mark",
         "ended",
@@ -43,6 +45,7 @@ class StepBuffer:
         "open_marks",
         "overflow",
         "placement_version",
+        "replays",
         "slots",
         "start_mark",
         "start_unix_ns",
@@ -68,6 +71,7 @@ class StepBuffer:
         """Handle of a launched exchange -> its ticket, oldest first."""
         self.ended: set[int] = set()
         """Handles that were waited for."""
+        self.replays: list[Replay] = []
         self.open_marks: list[tuple[int, int]] = []
         """(site, start mark) of calls that began inside a compiled graph, innermost last."""
         self.begin(0)
@@ -93,12 +97,15 @@ class StepBuffer:
         self.placement_version = placement_version
         self.start_unix_ns = start_unix_ns
         self.expected_sites = expected_sites
+        self.compiled_graphs = 0
+        """Graphs that torch.compile had made when the step began."""
         self.length = 0
         self.overflow = 0
         self.launches = 0
         self.in_flight.clear()
         self.ended.clear()
         self.open_marks.clear()
+        self.replays.clear()
         if self.backward is not None:
             self.backward.clear()
         self.start_mark = -1

@@ -83,6 +83,8 @@ class StepRecord:
     start_unix_ns: int
     duration_ns: int
     phases: tuple[PhaseRow, ...]
+    anchor_error_ns: int = -1
+    """How far off start_unix_ns may be where device time was tied to the host's; -1: the host's own."""
     experts: tuple[ExpertRow, ...] = ()
     traffic: tuple[TrafficRecord, ...] = ()
     violations: tuple[ViolationRow, ...] = ()

@@ -27,9 +27,11 @@ SAMPLE_PERIOD = "moetrace.sample.period"
 STEP_WARMUP = "moetrace.step.warmup"
 """bool. Step marked as warm-up: kept, but left out of summaries."""
 CLOCK = "moetrace.clock"
-"""string. host or cuda: what timed the phases."""
+"""string. host, cuda, or device (events of another accelerator): what timed the phases."""
 DURATION_NS = "moetrace.duration.ns"
 """int. Step duration by the phases' own clock, ns. The span's start and end are unix time and only for drawing."""
+ANCHOR_ERROR_NS = "moetrace.anchor.error.ns"
+"""int. How far off the span's start may be, ns, where device events were tied to unix time; absent where the host's clock timed the step."""
 MODEL_NAME = "moetrace.model.name"
 """string. Model name."""
 MODEL_VERSION = "moetrace.model.version"
@@ -132,6 +134,7 @@ TYPES: dict[str, str] = {
     STEP_WARMUP: "bool",
     CLOCK: "string",
     DURATION_NS: "int",
+    ANCHOR_ERROR_NS: "int",
     MODEL_NAME: "string",
     MODEL_VERSION: "string",
     COHORT: "string",
@@ -176,6 +179,7 @@ CARRIERS: dict[str, tuple[str, ...]] = {
     STEP_WARMUP: ("moe.step",),
     CLOCK: ("moe.step",),
     DURATION_NS: ("moe.step",),
+    ANCHOR_ERROR_NS: ("moe.step",),
     MODEL_NAME: ("moe.step",),
     MODEL_VERSION: ("moe.step",),
     COHORT: ("moe.step",),

@@ -165,6 +165,17 @@ class DropReason(StrEnum):
     """A step was replaced before it ended."""
     INTERNAL_ERROR = "internal_error"
     """A fault of the tracer itself; see moetrace_self_errors_total."""
+    EVENT_POOL_EMPTY = "event_pool_empty"
+    """A step needed more device events than its pool holds; it was dropped as a whole."""
+
+
+class SkipReason(StrEnum):
+    """Why a wrapped call of a recorded step has no time of its own (the step is kept)."""
+
+    CUDA_GRAPH = "cuda_graph"
+    """It ran in a captured graph that holds no marks, or whose marks the next replay had overwritten; its time is a row fused with flag CAPTURED."""
+    ONE_QUEUE = "one_queue"
+    """CUDA_DEVICE_MAX_CONNECTIONS=1: an event on another stream could make streams wait for each other, so none is recorded there."""
 
 
 class RejectReason(StrEnum):
@@ -386,10 +397,19 @@ DROP_REASON_BY_CODE: dict[int, DropReason] = {
     5: DropReason.SHUTDOWN_DEADLINE,
     6: DropReason.STEP_ABORTED,
     7: DropReason.INTERNAL_ERROR,
+    8: DropReason.EVENT_POOL_EMPTY,
 }
 """Wire code -> DropReason."""
 DROP_REASON_CODE: dict[DropReason, int] = {member: code for code, member in DROP_REASON_BY_CODE.items()}
 """DropReason -> wire code."""
+
+SKIP_REASON_BY_CODE: dict[int, SkipReason] = {
+    0: SkipReason.CUDA_GRAPH,
+    1: SkipReason.ONE_QUEUE,
+}
+"""Wire code -> SkipReason."""
+SKIP_REASON_CODE: dict[SkipReason, int] = {member: code for code, member in SKIP_REASON_BY_CODE.items()}
+"""SkipReason -> wire code."""
 
 REJECT_REASON_BY_CODE: dict[int, RejectReason] = {
     0: RejectReason.MALFORMED_REQUEST,

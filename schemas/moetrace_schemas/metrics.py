@@ -49,6 +49,14 @@ SELF_ERRORS_TOTAL = MetricSpec(
     max_series=16,
     side="library",
 )
+SELF_SKIPPED_TOTAL = MetricSpec(
+    name="moetrace_self_skipped_total",
+    kind="counter",
+    help="Calls of recorded steps that have no time of their own, by reason.",
+    labels=("reason",),
+    max_series=8,
+    side="library",
+)
 SELF_EXPECTED_SITES = MetricSpec(
     name="moetrace_self_expected_sites",
     kind="gauge",
@@ -575,6 +583,7 @@ ALL: tuple[MetricSpec, ...] = (
     SELF_DROPPED_STEPS_TOTAL,
     SELF_EXPORTED_STEPS_TOTAL,
     SELF_ERRORS_TOTAL,
+    SELF_SKIPPED_TOTAL,
     SELF_EXPECTED_SITES,
     SELF_SEEN_SITES,
     SELF_ROUTING_VIOLATIONS_TOTAL,

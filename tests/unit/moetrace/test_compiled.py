@@ -167,7 +167,11 @@ def test_a_compiled_model_is_recorded_and_counted_without_a_graph_break(
     assert recording.tracer.guard.errors == {}
 
     def phases(step: Any) -> list[tuple[int, Phase]]:
-        return [(row.layer, row.phase) for row in step.phases if row.direction == "forward"]
+        return [
+            (row.layer, row.phase)
+            for row in step.phases
+            if row.phase is not Phase.OUTSIDE and row.direction == "forward"
+        ]
 
     assert phases(first) == phases(second) == phases(expected)
     assert {Phase.ROUTER, Phase.FUSED} <= {phase for _, phase in phases(first)}
@@ -319,3 +323,15 @@ def test_marks_that_begin_outside_a_step_leave_nothing_behind(record: Make) -> N
         torch.ops.moetrace.end([], 987654, site)
     assert [{row.phase for row in step.phases} for step in recording.records()] == [{Phase.OUTSIDE}] * 2
     assert tracer.guard.errors == {}
+
+
+def test_a_step_that_compiles_is_a_warm_up(record: Make) -> None:
+    """Its times are those of the compiler; the next step's are the model's."""
+    recording = record(clock=HostClock(Ticks().now_ns))
+    model = Decoder()
+    recording.tracer.instrument(model)
+    run = torch.compile(model, backend="eager", fullgraph=True)
+    for _ in range(2):
+        with torch.no_grad(), recording.tracer.step():
+            run(torch.randn(3, 8))
+    assert [step.warmup for step in recording.records()] == [True, False]
