@@ -150,7 +150,7 @@ def test_a_model_that_is_compiled_in_place_is_named_so(record: Make) -> None:
 def test_a_forward_that_outlives_its_step_in_another_thread_is_named_so(record: Make) -> None:
     """A step around the start of a background forward records none of its layers."""
     device = FakeDevice()
-    recording, model = record(clock=CudaClock(device.new_event, device.is_capturing)), Model()
+    recording, model = record(clock=CudaClock(device)), Model()
     recording.tracer.instrument(model)
     inside, over = threading.Event(), threading.Event()
 
@@ -189,7 +189,7 @@ def test_a_forward_that_ended_behind_its_step_is_noted(record: Make) -> None:
 def test_a_call_that_is_only_captured_is_named_so(record: Make) -> None:
     """While a device graph is captured a call gets no time stamp; replays pass it by."""
     device = FakeDevice()
-    recording = record(clock=CudaClock(device.new_event, device.is_capturing), max_intervals=16)
+    recording = record(clock=CudaClock(device), max_intervals=16)
 
     def part() -> None:
         device.work(1_000)
