@@ -27,6 +27,7 @@ from moetrace_collectors.events import MAX_PAYLOAD_BYTES, Rejection
 from moetrace_collectors.intake import Intake
 from moetrace_collectors.joiner import Joiner, JoinWindow, size_bytes
 from moetrace_collectors.migrate import migrate
+from moetrace_collectors.page.routes import Page
 from moetrace_collectors.read_only_query import (
     EmbeddedQueryRunner,
     QueryLimits,
@@ -145,13 +146,14 @@ class Pipeline:
         undo.callback(client.close)
         migrate(client, database=config.database)
         registry = make_registry(book, self._intake.snapshot)
-        pages = Pages(registry=registry, queries=_query_runner(config, undo), is_healthy=self.is_alive)
+        queries = _query_runner(config, undo)
+        pages = Pages(registry=registry, queries=queries, is_healthy=self.is_alive)
         otlp = OtlpHttpReceiver(
             handler,
             max_body_bytes=config.max_body_bytes,
             max_decompressed_bytes=config.max_decompressed_bytes,
         )
-        self._routes = [otlp.route(), *pages.routes()]
+        self._routes = [otlp.route(), *pages.routes(), *Page(queries, database=config.database).routes()]
         dead_letter = DeadLetter(
             RunDirectory(path=config.directory).dead_letter_path, max_bytes=config.dead_letter_bytes
         )

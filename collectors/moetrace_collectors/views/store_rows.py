@@ -130,7 +130,7 @@ class HttpStore:
             "default_format": "JSONEachRow",
             "output_format_json_quote_64bit_integers": "0",
             "param_database": self.database,
-            **{f"param_{name}": _escape(str(value)) for name, value in parameters.items()},
+            **{f"param_{name}": escape_parameter(value) for name, value in parameters.items()},
         }
         request = urllib.request.Request(
             f"{self._url}?{urllib.parse.urlencode(settings)}",
@@ -206,8 +206,9 @@ def _no_answer(address: str, database: str, text: str) -> str:
     return f"{address} did not answer a query: {first_line(text)}"
 
 
-def _escape(value: str) -> str:
-    # ClickHouse reads HTTP parameters as escaped TSV fields.
+def escape_parameter(value: int | str | list[int]) -> str:
+    """A value as ClickHouse's HTTP interface reads it: an escaped TSV field."""
+    text = str(value)
     for plain, escaped in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"), ("\0", "\\0")):
-        value = value.replace(plain, escaped)
-    return value
+        text = text.replace(plain, escaped)
+    return text
