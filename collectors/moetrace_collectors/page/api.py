@@ -12,7 +12,6 @@ from moetrace_collectors.views.browse_queries import STEP_ORDERS
 from moetrace_collectors.views.browse_records import StepFilter
 from moetrace_collectors.views.store_rows import Store
 from moetrace_collectors.views.summarise import summarise
-from moetrace_collectors.views.timeline import lay_out
 from moetrace_schemas.enums import Cause, Evidence, ForwardMode, Phase
 
 OVERVIEW_STEPS = 1_000
@@ -70,21 +69,27 @@ def steps(store: Store, parameters: RequestParameters) -> Mapping[str, Any]:
 
 
 def step(store: Store, parameters: RequestParameters) -> Mapping[str, Any]:
-    """One step: verdict, every rank in short, and the timeline of some ranks."""
-    view = browse_reader.read_step(
-        store,
-        parameters.text("run"),
-        parameters.integer("step", low=0, high=_MAX),
-        lanes=parameters.ranks("ranks"),
+    """One step: verdict, every rank in short, the costliest exchanges."""
+    number = parameters.integer("step", low=0, high=_MAX)
+    return documents.step_document(browse_reader.read_step(store, parameters.text("run"), number))
+
+
+def timeline(store: Store, parameters: RequestParameters) -> Mapping[str, Any]:
+    """One step across some of its ranks, laid out."""
+    number = parameters.integer("step", low=0, high=_MAX)
+    laid_out = browse_reader.read_timeline(
+        store, parameters.text("run"), number, lanes=parameters.ranks("ranks")
     )
-    suspect = view.row.suspect
-    return documents.step_document(view, lay_out(view.detail, critical_rank=suspect.rank if suspect else None))
+    return documents.timeline_document(laid_out)
 
 
 def loads(store: Store, parameters: RequestParameters) -> Mapping[str, Any]:
     """Layer x expert and layer x rank."""
     sums = browse_reader.read_loads(
-        store, parameters.text("run"), mode=parameters.member("mode", ForwardMode), num_steps=_steps(parameters)
+        store,
+        parameters.text("run"),
+        mode=parameters.member("mode", ForwardMode),
+        num_steps=_steps(parameters),
     )
     return {} if sums is None else documents.loads_document(sums)
 
@@ -112,6 +117,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "overview": overview,
     "steps": steps,
     "step": step,
+    "timeline": timeline,
     "loads": loads,
     "traffic": traffic,
 }

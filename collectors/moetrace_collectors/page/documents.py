@@ -5,9 +5,10 @@ Durations are integer nanoseconds. What is long comes as rows of numbers beside 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from moetrace_collectors.model import Suspect
@@ -23,12 +24,24 @@ from moetrace_collectors.views.findings import Summary
 from moetrace_collectors.views.run_records import BarrierRow, LoadMatrix, RankPhaseExtension, StepRow
 from moetrace_collectors.views.step_sentence import runner_up_sentence, suspect_sentence
 from moetrace_collectors.views.svg_heat_map import EXPERT_EDGES, RANK_EDGES
-from moetrace_collectors.views.timeline import Timeline, costliest_window
+from moetrace_collectors.views.timeline import MarkKind, Timeline, costliest_window
 from moetrace_schemas.enums import Phase
 
 MAX_COST_RANKS = 12
 MAX_EXCHANGES = 8
-MARK_COLUMNS = ("kind", "phase", "layer", "start_ns", "duration_ns", "side_stream", "error", "rows", "backward")
+MIN_WINDOW_STRETCHES = 6
+"""Stretches of a critical path from which on a closer look is offered."""
+MARK_COLUMNS = (
+    "kind",
+    "phase",
+    "layer",
+    "start_ns",
+    "duration_ns",
+    "side_stream",
+    "error",
+    "rows",
+    "backward",
+)
 PHASES = tuple(Phase)
 """The code of a phase in rows of numbers is its place here."""
 
@@ -83,10 +96,28 @@ def overview_document(costs: RunCosts, summary: Summary, *, strip: int) -> dict[
             }
             for place in summary.outstanding
         ],
+        "modes": _modes(costs.steps),
         "by_rank": _by_rank(costs.by_rank),
         "by_layer": _by_layer(costs.by_layer),
         "strip": [step_entry(row) for row in costs.steps[-strip:]],
     }
+
+
+def _modes(steps: Iterable[StepRow]) -> list[dict[str, Any]]:
+    """Lengths per forward mode: one figure over prefill and decode together would say nothing."""
+    lengths: dict[str, list[int]] = defaultdict(list)
+    for row in steps:
+        if not row.warmup:
+            lengths[str(row.forward_mode)].append(row.step_ns)
+    return [
+        {
+            "forward_mode": mode,
+            "steps": len(values),
+            "median_ns": round(median(values)),
+            "p95_ns": sorted(values)[math.ceil(0.95 * len(values)) - 1],
+        }
+        for mode, values in sorted(lengths.items())
+    ]
 
 
 def _by_rank(extensions: Iterable[RankPhaseExtension]) -> dict[str, Any]:
@@ -113,7 +144,8 @@ def _by_layer(extensions: Mapping[tuple[int, Phase], int]) -> list[dict[str, Any
     cells: dict[int, dict[str, int]] = defaultdict(dict)
     for (layer, phase), total in extensions.items():
         cells[layer][str(phase)] = total
-    return [{"layer": layer, "phases": cells[layer]} for layer in sorted(cells)]
+    # The step's tail, layer -1, comes behind the layers.
+    return [{"layer": layer, "phases": cells[layer]} for layer in sorted(cells, key=lambda n: (n < 0, n))]
 
 
 def steps_document(page: StepPage, *, number: int, size: int) -> dict[str, Any]:
@@ -124,6 +156,7 @@ def steps_document(page: StepPage, *, number: int, size: int) -> dict[str, Any]:
         "page": number,
         "pages": max(1, -(-page.total // size)),
         "last_step": page.last_step,
+        "newest_step": page.newest_step,
         "facets": {
             "evidence": list(page.facets.evidences),
             "cause": list(page.facets.causes),
@@ -164,10 +197,10 @@ def _suspect(suspect: Suspect | None) -> dict[str, Any] | None:
     }
 
 
-def step_document(view: StepView, timeline: Timeline) -> dict[str, Any]:
+def step_document(view: StepView) -> dict[str, Any]:
     """GET api/step."""
     row = view.row
-    costliest = sorted(view.detail.barriers, key=lambda barrier: -barrier.extension_ns)[:MAX_EXCHANGES]
+    costliest = sorted(view.barriers, key=lambda barrier: -barrier.extension_ns)[:MAX_EXCHANGES]
     return {
         "step": step_entry(row),
         "sentence": suspect_sentence(row),
@@ -181,7 +214,6 @@ def step_document(view: StepView, timeline: Timeline) -> dict[str, Any]:
             [item.rank, item.ep_group, item.work_ns, item.transfer_ns, item.wait_ns] for item in view.budgets
         ],
         "exchanges": [_exchange(barrier) for barrier in costliest if barrier.extension_ns > 0],
-        "timeline": _timeline(timeline),
     }
 
 
@@ -197,21 +229,24 @@ def _exchange(barrier: BarrierRow) -> dict[str, Any]:
     }
 
 
-def _timeline(timeline: Timeline) -> dict[str, Any]:
+def timeline_document(timeline: Timeline) -> dict[str, Any]:
+    """GET api/timeline."""
     codes = {phase: code for code, phase in enumerate(PHASES)}
-    window = costliest_window(timeline)
+    kinds = {kind: code for code, kind in enumerate(MarkKind)}
+    window = costliest_window(timeline, at_least=MIN_WINDOW_STRETCHES)
     return {
         "end_ns": timeline.end_ns,
         "window": None if window is None else list(window),
         "hidden_ranks": timeline.hidden_ranks,
         "phases": [str(phase) for phase in PHASES],
+        "kinds": [str(kind) for kind in MarkKind],
         "mark_columns": list(MARK_COLUMNS),
         "lanes": [
             {
                 "rank": lane.rank,
                 "marks": [
                     [
-                        str(mark.kind),
+                        kinds[mark.kind],
                         codes[mark.phase],
                         mark.layer,
                         mark.start_ns,

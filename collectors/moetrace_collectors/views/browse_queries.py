@@ -50,7 +50,8 @@ _FILTER = """
     AND arrayAll(
         word -> positionCaseInsensitiveUTF8(
             concat(
-                toString(step), ' ', toString(forward_mode), ' ', toString(evidence), ' ', toString(cause), ' ',
+                toString(step), ' ', toString(forward_mode), ' ', toString(evidence), ' ',
+                toString(cause), ' ',
                 ifNull(toString(phase), ''), ' rank ', ifNull(toString(rank), 'none'), ' layer ',
                 ifNull(toString(layer), 'none'), ' ', toString(closed_by), ' ', reason
             ),
@@ -87,7 +88,8 @@ LIMIT {{limit:UInt64}} OFFSET {{offset:UInt64}}
 
 STEP_FACETS = f"""
 SELECT
-    arraySort(groupUniqArray(toString(evidence))) AS evidences, arraySort(groupUniqArray(toString(cause))) AS causes,
+    max(step) AS newest, arraySort(groupUniqArray(toString(evidence))) AS evidences,
+    arraySort(groupUniqArray(toString(cause))) AS causes,
     arraySort(groupUniqArray(ifNull(toString(phase), ''))) AS phases,
     arraySort(groupUniqArray(toString(forward_mode))) AS modes
 FROM {_VERDICTS}
@@ -158,13 +160,15 @@ GROUP BY layer, place
 
 TRAFFIC_BLOCKS = f"""
 SELECT
-    intDiv(sent.source_rank, {{block:UInt32}}) AS source, intDiv(receiver.rank, {{block:UInt32}}) AS destination,
+    intDiv(sent.source_rank, {{block:UInt32}}) AS source,
+    intDiv(receiver.rank, {{block:UInt32}}) AS destination,
     sum(sent.num_rows) AS total_rows, sum(sent.num_bytes) AS total_bytes
 FROM
 (
     SELECT source_rank, destination_ep_rank, sum(rows) AS num_rows, sum(bytes) AS num_bytes
     FROM {{database:Identifier}}.rank_traffic FINAL
-    WHERE {_CHOSEN} AND phase = 'dispatch' AND source_rank BETWEEN {{from_first:UInt32}} AND {{from_last:UInt32}}
+    WHERE {_CHOSEN} AND phase = 'dispatch'
+        AND source_rank BETWEEN {{from_first:UInt32}} AND {{from_last:UInt32}}
     GROUP BY source_rank, destination_ep_rank
 ) AS sent
 INNER JOIN

@@ -21,14 +21,21 @@ from moetrace_collectors.views.browse_records import (
     TrafficBlocks,
 )
 from moetrace_collectors.views.load_figures import run_imbalance
-from moetrace_collectors.views.run_records import LoadMatrix, LoadView, RankPhaseExtension, StepDetail
-from moetrace_collectors.views.store_reader import load_matrix, member, read_detail, step_row
+from moetrace_collectors.views.run_records import (
+    BarrierRow,
+    LoadMatrix,
+    LoadView,
+    RankPhaseExtension,
+    StepRow,
+)
+from moetrace_collectors.views.store_reader import load_matrix, member, read_barriers, read_detail, step_row
 from moetrace_collectors.views.store_rows import Parameters, Row, Store
+from moetrace_collectors.views.timeline import Timeline, lay_out
 from moetrace_schemas.enums import ForwardMode, Phase
 
 MAX_RUNS = 200
-MAX_LOAD_ROWS = 12_000_000
-"""Rows of loads or traffic that are summed for one figure; a step alone may hold more."""
+MAX_LOAD_ROWS = 3_000_000
+"""Rows of loads or traffic that are summed for one figure, some two seconds; a step alone may hold more."""
 MAX_BLOCKS = 64
 """Blocks of ranks along one side of a traffic matrix."""
 
@@ -111,6 +118,7 @@ def read_step_page(
         rows=tuple(step_row(row) for row in rows),
         total=int(counted["num_steps"]),
         last_step=int(counted["last_step"]),
+        newest_step=int(facets["newest"]),
         facets=StepFacets(
             evidences=_words(facets["evidences"]),
             causes=_words(facets["causes"]),
@@ -120,26 +128,34 @@ def read_step_page(
     )
 
 
-def read_step(store: Store, run_id: str, step: int, *, lanes: Sequence[int] | None = None) -> StepView:
-    """One step; `lanes` are the ranks to draw, None to choose them.
+def read_step(store: Store, run_id: str, step: int) -> StepView:
+    """One step over all of its ranks.
 
     Raises:
         UsageError: the run has no such joined step.
     """
     parameters: Parameters = {"run": run_id, "step": step}
-    found = store.rows(queries.ONE_STEP, parameters)
-    if not found:
-        raise UsageError(f"run {run_id!r} has no joined step {step}")
-    row = step_row(found[0])
-    detail = read_detail(store, run_id, row, lanes=lanes)
+    row = _step(store, parameters)
     near = store.rows(queries.NEIGHBOURS, parameters)[0]
+    barriers = read_barriers(store, run_id, step)
     return StepView(
         row=row,
         before=int(near["before"]) if int(near["num_before"]) else None,
         behind=int(near["behind"]) if int(near["num_behind"]) else None,
-        budgets=_budgets(store, parameters, detail),
-        detail=detail,
+        budgets=_budgets(store, parameters, barriers),
+        barriers=barriers,
     )
+
+
+def read_timeline(store: Store, run_id: str, step: int, *, lanes: Sequence[int] | None = None) -> Timeline:
+    """One step as it can be drawn; `lanes` are the ranks to draw, None to choose them.
+
+    Raises:
+        UsageError: the run has no such joined step.
+    """
+    row = _step(store, {"run": run_id, "step": step})
+    detail = read_detail(store, run_id, row, lanes=lanes)
+    return lay_out(detail, critical_rank=row.suspect.rank if row.suspect else None)
 
 
 def read_loads(store: Store, run_id: str, *, mode: ForwardMode | None, num_steps: int) -> LoadSums | None:
@@ -246,9 +262,16 @@ def _words(values: Sequence[object]) -> tuple[str, ...]:
     return tuple(str(value) for value in values if value)
 
 
-def _budgets(store: Store, parameters: Parameters, detail: StepDetail) -> tuple[RankBudget, ...]:
+def _step(store: Store, parameters: Parameters) -> StepRow:
+    found = store.rows(queries.ONE_STEP, parameters)
+    if not found:
+        raise UsageError(f"run {parameters['run']!r} has no joined step {parameters['step']}")
+    return step_row(found[0])
+
+
+def _budgets(store: Store, parameters: Parameters, barriers: Sequence[BarrierRow]) -> tuple[RankBudget, ...]:
     transfers: dict[int, int] = defaultdict(int)
-    for barrier in detail.barriers:
+    for barrier in barriers:
         if barrier.phase in (Phase.DISPATCH, Phase.COMBINE):  # not the tail, which is no exchange
             transfers[barrier.ep_group] += barrier.transfer_ns
     budgets = []

@@ -1,4 +1,4 @@
-"""What browsing a store yields: frozen records. No logic beyond simple properties; durations in nanoseconds."""
+"""What browsing a store yields: frozen records without logic; durations in nanoseconds."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moetrace_collectors.views.run_records import (
+    BarrierRow,
     LayerImbalance,
     LoadMatrix,
     RankPhaseExtension,
-    StepDetail,
     StepRow,
 )
 from moetrace_schemas.enums import ForwardMode, Phase
@@ -84,6 +84,8 @@ class StepPage:
     total: int
     last_step: int
     """Newest of them; asked for as `upto`, pages stay where they are while new steps come in."""
+    newest_step: int
+    """Of the run, whatever the filter says."""
     facets: StepFacets
 
 
@@ -111,8 +113,8 @@ class StepView:
     behind: int | None
     budgets: tuple[RankBudget, ...]
     """By rank; of every rank that sent phase rows."""
-    detail: StepDetail
-    """Of the ranks that are drawn."""
+    barriers: tuple[BarrierRow, ...]
+    """By group and index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,9 @@ from moetrace_collectors.views.report_load import load_section, traffic_section
 from moetrace_collectors.views.report_steps import evidence_badge, extension_table, steps_table
 from moetrace_collectors.views.report_text import accounting_section, asset, how_section
 from moetrace_collectors.views.run_records import RunView
+from moetrace_collectors.views.step_sentence import verdict_sentence
 from moetrace_collectors.views.svg_steps import frontier_bar, step_strip
 from moetrace_collectors.views.svg_timeline import legend, timeline_svg
-from moetrace_collectors.views.step_sentence import verdict_sentence
 from moetrace_collectors.views.timeline import costliest_window, lay_out
 
 # The page may run its own script and styles and load nothing at all, whatever a name in it says.

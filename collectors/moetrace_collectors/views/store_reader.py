@@ -273,12 +273,10 @@ def read_detail(
     """
     at_step: Parameters = {"run": run_id, "step": drawn.step}
     ranks = tuple(int(row["rank"]) for row in store.rows(queries.STEP_RANKS, at_step))
-    barriers = tuple(_barrier(row) for row in store.rows(queries.BARRIERS, at_step))
+    barriers = read_barriers(store, run_id, drawn.step)
     present = set(ranks)
     shown = (
-        lanes_to_show(drawn, ranks, barriers)
-        if lanes is None
-        else tuple(sorted(present.intersection(lanes)))
+        lanes_to_show(drawn, ranks, barriers) if lanes is None else tuple(sorted(present.intersection(lanes)))
     )
     return StepDetail(
         step=drawn.step,
@@ -289,6 +287,12 @@ def read_detail(
         ),
         barriers=barriers,
     )
+
+
+def read_barriers(store: Store, run_id: str, step: int) -> tuple[BarrierRow, ...]:
+    """Exchanges of one step, by group and index."""
+    rows = store.rows(queries.BARRIERS, {"run": run_id, "step": step})
+    return tuple(_barrier(row) for row in rows)
 
 
 def _barrier(row: Row) -> BarrierRow:
