@@ -83,10 +83,7 @@ def overview_document(costs: RunCosts, summary: Summary, *, strip: int) -> dict[
         "counted_steps": summary.counted_steps,
         "partial_steps": summary.partial_steps,
         "evidence": {str(member): count for member, count in summary.evidence.items()},
-        "step_median_ns": summary.step_median_ns,
-        "step_p95_ns": summary.step_p95_ns,
         "extension_median_ns": summary.extension_median_ns,
-        "phase_median_ns": {str(phase): value for phase, value in summary.phase_median_ns.items()},
         "outstanding": [
             {
                 "rank": place.rank,
@@ -104,20 +101,25 @@ def overview_document(costs: RunCosts, summary: Summary, *, strip: int) -> dict[
 
 
 def _modes(steps: Iterable[StepRow]) -> list[dict[str, Any]]:
-    """Lengths per forward mode: one figure over prefill and decode together would say nothing."""
-    lengths: dict[str, list[int]] = defaultdict(list)
+    """Medians per forward mode: one figure over prefill and decode together would say nothing."""
+    by_mode: dict[str, list[StepRow]] = defaultdict(list)
     for row in steps:
         if not row.warmup:
-            lengths[str(row.forward_mode)].append(row.step_ns)
-    return [
-        {
-            "forward_mode": mode,
-            "steps": len(values),
-            "median_ns": round(median(values)),
-            "p95_ns": sorted(values)[math.ceil(0.95 * len(values)) - 1],
-        }
-        for mode, values in sorted(lengths.items())
-    ]
+            by_mode[str(row.forward_mode)].append(row)
+    modes = []
+    for mode, rows in sorted(by_mode.items()):
+        lengths = sorted(row.step_ns for row in rows)
+        phases = {phase: round(median(row.phase_ns.get(phase, 0) for row in rows)) for phase in Phase}
+        modes.append(
+            {
+                "forward_mode": mode,
+                "steps": len(rows),
+                "median_ns": round(median(lengths)),
+                "p95_ns": lengths[math.ceil(0.95 * len(lengths)) - 1],
+                "phase_median_ns": {str(phase): value for phase, value in phases.items() if value},
+            }
+        )
+    return modes
 
 
 def _by_rank(extensions: Iterable[RankPhaseExtension]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ const VIEWS = { "": overview, steps, step, load, traffic };
 
 const main = document.getElementById("main");
 const banner = document.getElementById("banner");
-let shown = null; // { view, key, lastStep, controller }
+let shown = null; // { view, key, controller, lastStep: newest step that it knows of, -1 where it does not say }
 let live = true;
 
 function viewOf(place) {
@@ -60,8 +60,9 @@ async function draw({ moved }) {
     refill(main, el("p", { class: "quiet" }, "Loading."));
   }
   try {
-    await view.show(main, place, { signal: controller.signal, isNew, moved });
+    const newest = await view.show(main, place, { signal: controller.signal, isNew, moved });
     if (mine !== shown) return;
+    if (Number.isInteger(newest)) mine.lastStep = Math.max(mine.lastStep, newest);
     warn("");
     document.title = view.title(place);
   } catch (error) {

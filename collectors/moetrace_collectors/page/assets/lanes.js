@@ -7,7 +7,7 @@ import { hide, show as showTip } from "./tip.js";
 
 const GUTTER = 96, AXIS = 24, LANE = 26, SIDE = 5, PITCH = 42;
 const DENSE_PATH = 40;
-const NARROW = 3; // pixels; phases below it are laid together in one calm colour, so that what is long stands out
+const NARROW = 5; // pixels; phases below it are laid together in one calm colour, so that what is long stands out
 
 export class Lanes {
   // onWindow(start, end) is told when the user has looked closer; said is an element that reads marks out.

@@ -24,7 +24,9 @@ export async function show(main, place, { signal }) {
     el("div", { class: "columns" },
       section("Which rank costs what", ...byRank(data, place)),
       section("In which layer", ...byLayer(data))),
-    section("Where the time goes", phaseBar(data.phase_median_ns, "of the median step's critical path")),
+    section("Where the time goes: the critical path by phase, median over steps", data.modes.map((mode) => [
+      data.modes.length > 1 && el("h3", {}, mode.forward_mode),
+      phaseBar(mode.phase_median_ns, "of the median step's critical path")]).flat(), !data.modes.length && note("Only warm-up steps so far.")),
     section(`The newest ${count(data.strip.length, "step")}`, stepStrip(data.strip, place.run),
       note("A bar is a step's length; its coloured part is what the named rank cost, in the colour of the phase: solid "
         + "where the evidence is clear, hatched where it is ambiguous. Arrow keys move, Enter opens."),

@@ -43,6 +43,7 @@ export function news(main, place, { last_step }) {
   if (!link) return;
   link.href = runPlace(place.run, { view: "step", step: last_step });
   link.textContent = `Newest: ${last_step}`;
+  link.hidden = false;
 }
 
 function steering(place, data) {
@@ -54,7 +55,7 @@ function steering(place, data) {
     to(data.before, "\u2190 step", "step-before"),
     el("b", {}, `Step ${data.step.step}`),
     to(data.behind, "\u2192 step", "step-next"),
-    el("a", { id: "newest", href: runPlace(place.run, { view: "steps" }), "data-key": "newest" }, ""));
+    el("a", { id: "newest", href: "?", "data-key": "newest", hidden: true }, ""));
 }
 
 function tiles(step) {
@@ -109,17 +110,26 @@ function short(place, data, timeline, said) {
     if (next.has(rank)) next.delete(rank); else next.add(rank);
     if (next.size) go({ ranks: [...next].sort((a, b) => a - b).slice(0, 64).join(",") });
   };
-  const waits = data.budgets.map(([, , , , wait]) => wait);
-  const least = data.budgets[waits.indexOf(Math.min(...waits))];
   return [
     el("p", { class: "legend" }, el("span", {}, el("i", { class: "swatch p-outside" }), "work"),
       data.step.suspect && el("span", {}, el("i", { class: "swatch p-expert_gemm" }), "work of the named rank (triangle)"),
       el("span", {}, el("i", { class: "swatch p-dispatch" }), "transfer"),
       el("span", {}, el("i", { class: "swatch swatch-wait" }), "wait for the others")),
     ribbon(data.budgets, { drawn, suspect: data.step.suspect, said, toggle }),
-    note(`Rank ${least[0]} waited least, ${duration(least[4])}. A bar below a column marks a rank that is drawn above; click a column `
+    note(`${waiting(data)}A bar below a column marks a rank that is drawn above; click a column `
       + "(or Enter) to add it or take it away."),
   ];
+}
+
+// The slow one hardly waits; only ranks of one group wait for each other.
+function waiting({ budgets, step }) {
+  const named = step.suspect && budgets.find(([rank]) => rank === step.suspect.rank);
+  if (!named) return "";
+  const others = budgets.filter(([rank, group]) => group === named[1] && rank !== named[0]).map(([, , , , wait]) => wait)
+    .sort((a, b) => a - b);
+  if (!others.length) return "";
+  return `Rank ${named[0]} waited ${duration(named[4])} in its exchanges, the others of its group a median `
+    + `${duration(others[Math.floor(others.length / 2)])}. `;
 }
 
 function exchanges(data) {

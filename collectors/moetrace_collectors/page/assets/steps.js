@@ -10,6 +10,7 @@ export const title = (place) => `moetrace: steps of ${place.run}`;
 const SELECTS = [["evidence", "Evidence"], ["cause", "Cause"], ["phase", "Phase"], ["mode", "Mode"]];
 const ORDERS = [["newest", "newest first"], ["worth", "costliest first"], ["length", "longest first"], ["oldest", "oldest first"]];
 const FILTERS = ["text", "evidence", "cause", "phase", "mode", "rank", "slower_ms"];
+const COLUMNS = ["step", "time", "mode", "duration", "length", "evidence", "rank", "phase", "layer", "cause", "worth", "share"];
 let parts = null; // of this view while it is shown
 let typing = 0;
 
@@ -46,11 +47,17 @@ export function news(main, place, { last_step }) {
 }
 
 function form(facets) {
-  const change = (name, value) => go({ [name]: value, page: "", upto: "" });
+  let typed = {}; // and not yet in the address; whoever is quick fills two fields before the first is asked for
+  const change = (name, value) => {
+    clearTimeout(typing);
+    const changes = { ...typed, [name]: value, page: "", upto: "" };
+    typed = {};
+    go(changes);
+  };
   const later = (name) => (event) => {
     clearTimeout(typing);
-    const { value } = event.target;
-    typing = setTimeout(() => change(name, value.trim()), 300);
+    typed[name] = event.target.value.trim();
+    typing = setTimeout(() => change(name, typed[name]), 300);
   };
   const field = (name, text, control) => el("label", { class: `field field-${name}` }, el("span", {}, text), control);
   const select = (name, text, options) => field(name, text,
@@ -64,7 +71,11 @@ function form(facets) {
     field("slower_ms", "At least, ms", el("input", { type: "number", name: "slower_ms", "data-key": "slower_ms", min: 0, step: "any", placeholder: "0", oninput: later("slower_ms") })),
     select("order", "Order", ORDERS),
     el("button", { type: "button", "data-key": "reset",
-      onclick: () => go(Object.fromEntries([...FILTERS, "order", "page", "upto"].map((name) => [name, ""]))) }, "Reset"));
+      onclick: () => { typed = {}; clearTimeout(typing); reset(); } }, "Reset"));
+}
+
+function reset() {
+  go(Object.fromEntries([...FILTERS, "order", "page", "upto"].map((name) => [name, ""])));
 }
 
 function fillForm(place) {
@@ -89,8 +100,8 @@ function fillList(place, data) {
   }
   const longest = Math.max(...data.rows.map((row) => row.step_ns));
   const rows = data.rows.map((row, index) => stepRow(place, row, longest, index));
-  const listed = table(["#Step", "UTC", "Mode", "#Length", "", "Evidence", "#Rank", "Phase", "#Layer", "Cause", "#Worth", "#Share"],
-    rows, { id: "step-table", "aria-label": "Steps. Up and down move, Enter opens." });
+  const listed = table(["#Step", "UTC", "Mode", "#Length", "", "Evidence", "#Rank", "Phase", "#Layer", "Cause", "#Worth", "#Share"], rows, { id: "step-table", "aria-label": "Steps. Up and down move, Enter opens." });
+  listed.querySelectorAll("thead th").forEach((head, index) => head.classList.add(COLUMNS[index]));
   rowKeys(listed);
   refill(parts.list, listed, pager(place, data));
 }
@@ -111,7 +122,7 @@ function stepRow(place, row, longest, index) {
     el("td", {}, badge(row.evidence), row.num_missing ? el("span", { class: "missing" }, ` ${count(row.num_missing, "rank")} missing`) : null),
     el("td", { class: "number" }, named ? `${suspect.rank}` : ""),
     el("td", {}, named ? phaseName(suspect.phase) : ""),
-    el("td", { class: "number" }, named ? layerCell(suspect.layer) : ""),
+    el("td", { class: "number layer" }, named ? layerCell(suspect.layer) : ""),
     el("td", { class: "cause" }, named ? row.cause : ""),
     el("td", { class: "number" }, named ? duration(suspect.worth_ns) : ""),
     el("td", { class: "number share" }, named ? percent(suspect.share) : ""));
