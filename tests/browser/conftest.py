@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +12,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Request, sync_playwright
 
-from integration.collector_process import ROOT, CollectorProcess, collector, environment
+from integration.collector_process import CollectorProcess
+from integration.page_collector import page_collector
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PICTURES = Path(__file__).parent / "pictures"
@@ -47,15 +45,7 @@ def browser() -> Iterator[Browser]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProcess]:
     """A collector whose store holds the run of page_store.py: 4 ranks, 40 steps of prefill and of decode."""
     directory = tmp_path_factory.mktemp("page")
-    shape = [str(number) for number in (RANKS, LAYERS, EXPERTS, STEPS)]
-    paths = os.pathsep.join([str(ROOT / "tests"), environment()["PYTHONPATH"]])
-    subprocess.run(
-        [sys.executable, "-m", "page_store", str(directory / "store"), *shape],
-        env={**environment(), "PYTHONPATH": paths, "TZ": "UTC"},
-        check=True,
-        timeout=300,
-    )
-    with collector(directory) as process:
+    with page_collector(directory, ranks=RANKS, layers=LAYERS, experts=EXPERTS, steps=STEPS) as process:
         yield process
 
 

@@ -240,7 +240,8 @@ def test_every_control_has_a_name(open_page: OpenPage) -> None:
         ready(page)
         unnamed = page.evaluate(
             """() => [...document.querySelectorAll('button, a, input, select, canvas, svg, [tabindex="0"]')]
-              .filter((node) => !node.closest('[aria-hidden=true], #js-plotly-tester') && node.checkVisibility())
+              .filter((node) => !node.closest('[aria-hidden=true], #js-plotly-tester'))
+              .filter((node) => node.checkVisibility())
               .filter((node) => !(node.textContent.trim() || node.ariaLabel || node.labels?.length))
               .map((node) => node.outerHTML.slice(0, 120))"""
         )

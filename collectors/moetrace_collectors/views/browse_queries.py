@@ -22,16 +22,22 @@ SELECT
     quantileExactIf(0.5)(step_ns, warmup = 0) AS median_ns,
     quantileExactIf(0.95)(step_ns, warmup = 0) AS p95_ns
 FROM {database:Identifier}.step_verdicts FINAL
+WHERE {run:String} = '' OR run_id = {run:String}
 GROUP BY run_id
 ORDER BY last_ns DESC, run_id
 LIMIT {limit:UInt64}
 """
 
-RUN_MODEL = """
-SELECT any(model_name) AS name, any(model_version) AS version, uniqExact(host_name) AS hosts,
+RUN_MODELS = """
+SELECT run_id, any(model_name) AS name, any(model_version) AS version, uniqExact(host_name) AS hosts,
     max(sample_period) AS period
 FROM {database:Identifier}.rank_steps
-WHERE run_id = {run:String} AND step = {step:UInt64}
+WHERE ({run:String} = '' OR run_id = {run:String}) AND (run_id, step) IN (
+    SELECT run_id, max(step) FROM {database:Identifier}.step_verdicts
+    WHERE {run:String} = '' OR run_id = {run:String}
+    GROUP BY run_id
+)
+GROUP BY run_id
 """
 
 NEWS = """

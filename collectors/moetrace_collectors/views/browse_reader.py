@@ -40,9 +40,12 @@ MAX_BLOCKS = 64
 """Blocks of ranks along one side of a traffic matrix."""
 
 
-def read_runs(store: Store) -> tuple[RunEntry, ...]:
-    """Runs of the store, the one with the newest step first; at most MAX_RUNS."""
-    return tuple(_run_entry(store, row) for row in store.rows(queries.RUN_LIST, {"limit": MAX_RUNS}))
+def read_runs(store: Store, run_id: str = "") -> tuple[RunEntry, ...]:
+    """Runs of the store, the one with the newest step first, at most MAX_RUNS; or one run only."""
+    wanted: Parameters = {"run": run_id}
+    models = {str(row["run_id"]): row for row in store.rows(queries.RUN_MODELS, wanted)}
+    listed = store.rows(queries.RUN_LIST, {**wanted, "limit": MAX_RUNS})
+    return tuple(_run_entry(row, models.get(str(row["run_id"]))) for row in listed)
 
 
 def read_news(store: Store, run_id: str, since: int) -> tuple[int, int]:
@@ -57,8 +60,8 @@ def read_costs(store: Store, run_id: str, *, limit: int) -> RunCosts:
     Raises:
         UsageError: no such run.
     """
-    entry = next((entry for entry in read_runs(store) if entry.run_id == run_id), None)
-    if entry is None:
+    entries = read_runs(store, run_id)
+    if not entries:
         raise UsageError(f"no run {run_id!r} with a joined step is in {store.address}")
     newest = store.rows(store_queries.STEPS, {"run": run_id, "limit": limit})
     steps = tuple(step_row(row) for row in reversed(newest))
@@ -68,7 +71,7 @@ def read_costs(store: Store, run_id: str, *, limit: int) -> RunCosts:
         "whole_only": int(any(not row.missing_ranks and not row.warmup for row in steps)),
     }
     return RunCosts(
-        entry=entry,
+        entry=entries[0],
         steps=steps,
         by_rank=tuple(
             RankPhaseExtension(
@@ -235,9 +238,9 @@ def read_traffic_blocks(
     )
 
 
-def _run_entry(store: Store, row: Row) -> RunEntry:
-    last_step = int(row["last_step"])
-    model = store.rows(queries.RUN_MODEL, {"run": str(row["run_id"]), "step": last_step})[0]
+def _run_entry(row: Row, model: Row | None) -> RunEntry:
+    # Rank steps pass their time to live before verdicts do.
+    model = model or {"name": "", "version": "", "hosts": 0, "period": 1}
     return RunEntry(
         run_id=str(row["run_id"]),
         model_name=str(model["name"]),
@@ -248,7 +251,7 @@ def _run_entry(store: Store, row: Row) -> RunEntry:
         forward_modes=tuple(member(ForwardMode, mode) for mode in row["modes"]),
         steps=int(row["num_steps"]),
         warmup_steps=int(row["num_warmup"]),
-        last_step=last_step,
+        last_step=int(row["last_step"]),
         first_unix_ns=int(row["first_ns"]),
         last_unix_ns=int(row["last_ns"]),
         clear_steps=int(row["num_clear"]),
