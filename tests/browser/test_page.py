@@ -249,7 +249,7 @@ def test_every_control_has_a_name(open_page: OpenPage) -> None:
 
 
 def test_new_steps_come_in_without_moving_the_reader(open_page: OpenPage, tmp_path: Path) -> None:
-    """New steps join the top of the list; whoever has the focus on a row keeps it and is told instead.
+    """New steps join the overview and the top of the list; whoever has the focus on a row is told instead.
 
     The model's name is markup: it must be shown as text.
     """
@@ -261,8 +261,14 @@ def test_new_steps_come_in_without_moving_the_reader(open_page: OpenPage, tmp_pa
         expect(page.locator(".facts")).to_contain_text(MARKUP)
         page.locator("a.tab", has_text="Steps").click()
         expect(page.locator("#step-count")).to_have_text("3 steps")
-        _send(process, run, 3, 5)
-        expect(page.locator("#step-count")).to_have_text("5 steps", timeout=20_000)
+        _send(process, run, 3, 4)
+        expect(page.locator("#step-count")).to_have_text("4 steps", timeout=20_000)
+        page.locator("a.tab", has_text="Overview").click()
+        expect(page.get_by_role("heading", name="The newest 4 steps")).to_be_visible()
+        _send(process, run, 4, 5)
+        expect(page.get_by_role("heading", name="The newest 5 steps")).to_be_visible(timeout=20_000)
+        page.go_back()
+        expect(page.locator("#step-count")).to_have_text("5 steps")
         row = page.locator("#step-table tbody tr", has_text="3").first
         row.focus()
         _send(process, run, 5, 6)
@@ -290,3 +296,31 @@ def _send(process: CollectorProcess, run: SyntheticRun, first: int, behind: int)
     for step in range(first, behind):
         rank_steps = [replace(rank_step, model_name=MARKUP) for rank_step in run.step(step)]
         assert process.send(request(rank_steps)).status == 200
+
+
+def test_a_store_that_is_away_leaves_the_figures_standing(open_page: OpenPage) -> None:
+    """The collector's sentence is shown, what was seen before stays, and both are made good by the next poll."""
+    page = open_page("?run=page&view=steps", complaints=False)
+    words = (
+        "The store does not answer; what arrives is kept while the collector's queue has room. Trying again."
+    )
+    page.route(
+        "**/api/**",
+        lambda route: route.fulfill(status=503, json={"error": words}, content_type="application/json"),
+    )
+    expect(page.get_by_role("alert")).to_have_text(words, timeout=20_000)
+    expect(page.locator("#step-table tbody tr")).to_have_count(50)
+    page.unroute("**/api/**")
+    expect(page.get_by_role("alert")).to_be_hidden(timeout=20_000)
+
+
+def test_without_plotly_cells_are_read_all_the_same(open_page: OpenPage, sql: Sql) -> None:
+    """The page says what to install, and arrow keys read the cells of a heat map that is not drawn."""
+    page = open_page("?run=page", complaints=False)
+    page.route("**/plotly.min.js", lambda route: route.fulfill(status=404, body=""))
+    page.locator("a.tab", has_text="Load").click()
+    said = page.locator("#experts-said")
+    expect(said).to_contain_text("pip install 'moetrace[collector]'")
+    page.locator("#experts").focus()
+    page.keyboard.press("ArrowRight")
+    expect(said).to_contain_text(f"layer 0, expert 0: {_pairs(sql, 'decode', 0, 0):,} (token, slot) pairs")

@@ -21,7 +21,7 @@ from moetrace_collectors.views.browse_records import (
     TrafficBlocks,
 )
 from moetrace_collectors.views.findings import Summary
-from moetrace_collectors.views.run_records import BarrierRow, LoadMatrix, RankPhaseExtension, StepRow
+from moetrace_collectors.views.run_records import BarrierRow, LoadMatrix, StepRow
 from moetrace_collectors.views.step_sentence import runner_up_sentence, suspect_sentence
 from moetrace_collectors.views.svg_heat_map import EXPERT_EDGES, RANK_EDGES
 from moetrace_collectors.views.timeline import MarkKind, Timeline, costliest_window
@@ -94,7 +94,7 @@ def overview_document(costs: RunCosts, summary: Summary, *, strip: int) -> dict[
             for place in summary.outstanding
         ],
         "modes": _modes(costs.steps),
-        "by_rank": _by_rank(costs.by_rank),
+        "by_rank": _by_rank(costs),
         "by_layer": _by_layer(costs.by_layer),
         "strip": [step_entry(row) for row in costs.steps[-strip:]],
     }
@@ -122,18 +122,23 @@ def _modes(steps: Iterable[StepRow]) -> list[dict[str, Any]]:
     return modes
 
 
-def _by_rank(extensions: Iterable[RankPhaseExtension]) -> dict[str, Any]:
+def _by_rank(costs: RunCosts) -> dict[str, Any]:
     """The costliest ranks by phase, and what is left of the others."""
     cells: dict[int, dict[str, int]] = defaultdict(dict)
     ambiguous_ns = 0
-    for item in extensions:
+    for item in costs.by_rank:
         cells[item.rank][str(item.phase)] = item.extension_ns
         ambiguous_ns += item.ambiguous_ns
     totals = {rank: sum(row.values()) for rank, row in cells.items()}
     ranked = sorted(cells, key=lambda rank: (-totals[rank], rank))
     return {
         "ranks": [
-            {"rank": rank, "phases": cells[rank], "total_ns": totals[rank]}
+            {
+                "rank": rank,
+                "layer": costs.layer_of_rank.get(rank),
+                "phases": cells[rank],
+                "total_ns": totals[rank],
+            }
             for rank in ranked[:MAX_COST_RANKS]
         ],
         "other_ranks": max(0, len(ranked) - MAX_COST_RANKS),

@@ -123,14 +123,24 @@ WHERE run_id = {run:String} AND step = {step:UInt64}
 GROUP BY rank ORDER BY rank
 """
 
-LAYER_EXTENSIONS = """
-SELECT layer, toString(work_phase) AS phase, sum(extension_ns) AS total_ns
+_EXTENDED = """
 FROM {database:Identifier}.step_barriers FINAL
 WHERE run_id = {run:String} AND step >= {first_step:UInt64} AND releaser_rank >= 0 AND ambiguous = 0
     AND step NOT IN (
         SELECT step FROM {database:Identifier}.step_verdicts FINAL WHERE run_id = {run:String} AND warmup = 1
     )
+"""
+
+LAYER_EXTENSIONS = f"""
+SELECT layer, toString(work_phase) AS phase, sum(extension_ns) AS total_ns
+{_EXTENDED}
 GROUP BY layer, phase ORDER BY layer, phase
+"""
+
+RANK_LAYERS = f"""
+SELECT rank, argMax(layer, layer_ns) AS most, max(layer_ns) AS most_ns, sum(layer_ns) AS total_ns
+FROM (SELECT releaser_rank AS rank, layer, sum(extension_ns) AS layer_ns {_EXTENDED} GROUP BY rank, layer)
+GROUP BY rank
 """
 
 NEWEST_COUNTED = f"""

@@ -30,6 +30,7 @@ from moetrace_collectors.views.run_records import (
 )
 from moetrace_collectors.views.store_reader import load_matrix, member, read_barriers, read_detail, step_row
 from moetrace_collectors.views.store_rows import Parameters, Row, Store
+from moetrace_collectors.views.summarise import LAYER_SHARE
 from moetrace_collectors.views.timeline import Timeline, lay_out
 from moetrace_schemas.enums import ForwardMode, Phase
 
@@ -85,6 +86,11 @@ def read_costs(store: Store, run_id: str, *, limit: int) -> RunCosts:
         by_layer={
             (int(row["layer"]), member(Phase, row["phase"])): int(row["total_ns"])
             for row in store.rows(queries.LAYER_EXTENSIONS, parameters)
+        },
+        layer_of_rank={
+            int(row["rank"]): int(row["most"])
+            for row in store.rows(queries.RANK_LAYERS, parameters)
+            if int(row["most_ns"]) >= LAYER_SHARE * int(row["total_ns"]) > 0
         },
     )
 

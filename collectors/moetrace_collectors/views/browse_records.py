@@ -49,6 +49,8 @@ class RunCosts:
     by_rank: tuple[RankPhaseExtension, ...]
     by_layer: Mapping[tuple[int, Phase], int]
     """Extension by (layer, phase); layer -1 is the step's tail."""
+    layer_of_rank: Mapping[int, int]
+    """The layer that holds half or more of what a rank extended; ranks without such a layer are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,8 +96,9 @@ async function poll() {
     const news = await ask("news", { run: place.run, since: Math.max(0, mine.lastStep) });
     if (mine !== shown) return;
     const isNews = news.last_step > mine.lastStep && mine.lastStep >= 0;
-    mine.lastStep = news.last_step;
     warn("");
+    if (isNews && mine.view.busy && mine.view.busy(main)) return; // asked again with the next poll
+    mine.lastStep = news.last_step;
     if (isNews && mine.view.news) mine.view.news(main, place, news);
     if ((isNews && !mine.view.news) || mine.failed) await draw({ moved: false });
   } catch (error) {

@@ -1,7 +1,7 @@
 // A run in one picture: the sentence, who costs what, in which layer, and the newest steps.
 import { ask } from "./api.js";
 import { el, note, phaseName, refill, section, swatch, table } from "./dom.js";
-import { clock, count, duration, layerName, percent, whole } from "./format.js";
+import { clock, count, duration, layerCell, layerName, percent, whole } from "./format.js";
 import { runPlace } from "./state.js";
 import { stepStrip } from "./strip.js";
 
@@ -34,6 +34,9 @@ export async function show(main, place, { signal }) {
   return run.last_step;
 }
 
+// Who is reading the bars keeps them as they are.
+export const busy = (main) => Boolean(main.querySelector(".strip:hover, .strip:focus"));
+
 function tiles(data) {
   const clear = data.evidence.clear || 0;
   const items = data.modes.map((mode) => [duration(mode.median_ns), `median step, ${mode.forward_mode}`,
@@ -61,17 +64,18 @@ function byRank(data, place) {
       const strength = Math.round(70 * Math.sqrt(value / (largest || 1)));
       return el("td", { class: "number shade", vars: { "--strength": `${strength}%` } }, value ? duration(value) : "");
     }),
+    el("td", { class: "number" }, layerCell(row.layer)),
     el("td", { class: "number" }, el("b", {}, percent(row.total_ns / total)))));
   let text = `Summed over the newest ${count(data.read_steps, "step")}, warm-up left out: by how much the rank that all `
     + "waited for exceeded the mean.";
   if (other_ranks) text += ` ${count(other_ranks, "more rank")} added ${duration(other_ns)} together.`;
   if (ambiguous_ns) text += ` Left out: ${duration(ambiguous_ns)} where waits and work disagree.`;
-  return [table(["Rank", ...phases.map((phase) => `#${phase}`), "#Share"], rows, { class: "matrix" }), note(text)];
+  return [table(["Rank", ...phases.map((phase) => `#${phase}`), "#Most in layer", "#Share"], rows, { class: "matrix" }), note(text)];
 }
 
 // A column per layer, stacked by phase; thin columns stay readable at 61 layers and more.
 function byLayer(data) {
-  const layers = data.by_layer;
+  const layers = data.by_layer.filter((row) => row.layer >= 0 || Object.values(row.phases).some((value) => value > 0));
   if (!layers.length) return [note("No layer was extended.")];
   const totals = layers.map((row) => Object.values(row.phases).reduce((sum, value) => sum + value, 0));
   const most = Math.max(...totals, 1);
@@ -95,7 +99,7 @@ function byLayer(data) {
   });
   const text = `${worst.layer >= 0 ? `Layer ${worst.layer}` : "The end of the step"} was extended most: ${duration(most)}, `
     + `${percent(most / (totals.reduce((sum, value) => sum + value, 0) || 1))} of the sum over layers.`;
-  return [el("svg", { viewBox: `0 0 ${width} ${height + 20}`, class: "layers", role: "img", "aria-label": text,
+  return [el("svg", { viewBox: `0 0 ${width + 8} ${height + 20}`, class: "layers", role: "img", "aria-label": text,
     preserveAspectRatio: "xMinYMin" }, columns),
     el("p", { class: "legend" }, phases.map(phaseName)), note(text)];
 }
