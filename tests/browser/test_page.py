@@ -299,7 +299,7 @@ def _send(process: CollectorProcess, run: SyntheticRun, first: int, behind: int)
 
 
 def test_a_store_that_is_away_leaves_the_figures_standing(open_page: OpenPage) -> None:
-    """The collector's sentence is shown, what was seen before stays, and both are made good by the next poll."""
+    """The collector's sentence is shown and what was seen before stays, until the store answers again."""
     page = open_page("?run=page&view=steps", complaints=False)
     words = (
         "The store does not answer; what arrives is kept while the collector's queue has room. Trying again."

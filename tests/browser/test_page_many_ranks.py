@@ -42,6 +42,8 @@ def test_lanes_are_few_and_any_rank_can_be_added(open_page: OpenPage, wide: Coll
         page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     expect(page.get_by_role("img", name=f"Timeline of {MAX_LANES + 1} ranks")).to_be_visible()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#said")).to_contain_text("drawn above")
     picture(page, "many-ranks-step")
 
 

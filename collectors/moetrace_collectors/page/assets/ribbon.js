@@ -5,11 +5,13 @@ import { duration } from "./format.js";
 import { hide, show as showTip } from "./tip.js";
 
 const FOOT = 22, HEIGHT = 150;
+let left = {}; // step and place of the cursor: adding a rank draws the figure anew, and the reader goes on from there
 
 // budgets: [rank, group, work, transfer, wait] a row; drawn: ranks that have a lane; toggle(rank) adds or takes one.
-export function ribbon(budgets, { drawn, suspect, said, toggle }) {
+export function ribbon(budgets, { step, drawn, suspect, said, toggle }) {
   const tallest = Math.max(...budgets.map(([, , work, transfer, wait]) => work + transfer + wait), 1);
-  let place = -1, pitch = 1;
+  let place = left.step === step ? left.place : -1, pitch = 1;
+  left = {};
   const canvas = el("canvas", { class: "ribbon", tabindex: 0, role: "img", "data-key": "ribbon", "data-own-tip": true,
     "aria-label": `All ${budgets.length} ranks: work and wait. Left and right move, Enter adds or takes away a lane.`,
     "aria-describedby": "said" });
@@ -71,13 +73,16 @@ export function ribbon(budgets, { drawn, suspect, said, toggle }) {
   });
   canvas.addEventListener("pointerleave", hide);
   canvas.addEventListener("click", (event) => { const index = at(event); if (index >= 0) toggle(budgets[index][0]); });
-  canvas.addEventListener("blur", () => { place = -1; said.textContent = ""; draw(); });
+  canvas.addEventListener("blur", () => { if (!canvas.isConnected) return; place = -1; said.textContent = ""; draw(); });
   canvas.addEventListener("keydown", (event) => {
     const named = budgets.findIndex(([rank]) => suspect && suspect.rank === rank);
     const first = Math.max(0, named);
     const to = { ArrowRight: place < 0 ? first : place + 1, ArrowLeft: place < 0 ? first : place - 1, Home: 0, End: budgets.length - 1,
       PageDown: place + 16, PageUp: place - 16 }[event.key];
-    if (event.key === "Enter" && place >= 0) return toggle(budgets[place][0]);
+    if (event.key === "Enter" && place >= 0) {
+      left = { step, place };
+      return toggle(budgets[place][0]);
+    }
     if (to === undefined) return;
     event.preventDefault();
     place = Math.min(Math.max(0, to), budgets.length - 1);

@@ -115,7 +115,7 @@ function short(place, data, timeline, said) {
       data.step.suspect && el("span", {}, el("i", { class: "swatch p-expert_gemm" }), "work of the named rank (triangle)"),
       el("span", {}, el("i", { class: "swatch p-dispatch" }), "transfer"),
       el("span", {}, el("i", { class: "swatch swatch-wait" }), "wait for the others")),
-    ribbon(data.budgets, { drawn, suspect: data.step.suspect, said, toggle }),
+    ribbon(data.budgets, { step: place.step, drawn, suspect: data.step.suspect, said, toggle }),
     note(`${waiting(data)}A bar below a column marks a rank that is drawn above; click a column `
       + "(or Enter) to add it or take it away."),
   ];
