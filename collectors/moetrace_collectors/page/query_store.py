@@ -7,8 +7,8 @@ import logging
 
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.read_only_query import Query, QueryError, QueryRunner
-from moetrace_collectors.store import first_line
-from moetrace_collectors.views.store_rows import Parameters, Row, escape_parameter
+from moetrace_collectors.store import escape_parameter, first_line
+from moetrace_collectors.views.store_rows import Parameters, Row
 
 _BUSY = 503
 _OVER_LIMIT = {413, 504, 507}
@@ -44,7 +44,7 @@ class QueryStore:
             database=self.database,
             parameters={
                 "database": self.database,
-                **{name: escape_parameter(value) for name, value in parameters.items()},
+                **{name: escape_parameter(str(value)) for name, value in parameters.items()},
             },
             settings={"output_format_json_quote_64bit_integers": "0"},
         )

@@ -25,10 +25,16 @@ from moetrace_collectors.views.run_records import (
     BarrierRow,
     LoadMatrix,
     LoadView,
-    RankPhaseExtension,
     StepRow,
 )
-from moetrace_collectors.views.store_reader import load_matrix, member, read_barriers, read_detail, step_row
+from moetrace_collectors.views.store_reader import (
+    load_matrix,
+    member,
+    read_barriers,
+    read_detail,
+    read_extensions,
+    step_row,
+)
 from moetrace_collectors.views.store_rows import Parameters, Row, Store
 from moetrace_collectors.views.summarise import LAYER_SHARE
 from moetrace_collectors.views.timeline import Timeline, lay_out
@@ -74,15 +80,7 @@ def read_costs(store: Store, run_id: str, *, limit: int) -> RunCosts:
     return RunCosts(
         entry=entries[0],
         steps=steps,
-        by_rank=tuple(
-            RankPhaseExtension(
-                rank=int(row["rank"]),
-                phase=member(Phase, row["phase"]),
-                extension_ns=int(row["agreed_ns"]),
-                ambiguous_ns=int(row["ambiguous_ns"]),
-            )
-            for row in store.rows(store_queries.EXTENSIONS, parameters)
-        ),
+        by_rank=read_extensions(store, parameters),
         by_layer={
             (int(row["layer"]), member(Phase, row["phase"])): int(row["total_ns"])
             for row in store.rows(queries.LAYER_EXTENSIONS, parameters)

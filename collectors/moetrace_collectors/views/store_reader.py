@@ -69,8 +69,8 @@ def read_run(store: Store, run_id: str, *, step: int | None = None) -> RunView:
     drawn = worst_step(steps) if step is None else _step_asked_for(steps, step)
     parameters["first_step"] = steps[0].step
     parameters["whole_only"] = int(any(not row.missing_ranks and not row.warmup for row in steps))
-    expert_loads = _load_matrices(store, parameters, queries.EXPERT_LOADS)
-    rank_loads = _load_matrices(store, parameters, queries.RANK_LOADS)
+    expert_loads = load_matrices(store, parameters, queries.EXPERT_LOADS)
+    rank_loads = load_matrices(store, parameters, queries.RANK_LOADS)
     overview, accounting = _overview_and_accounting(store, parameters)
     return RunView(
         overview=overview,
@@ -79,17 +79,22 @@ def read_run(store: Store, run_id: str, *, step: int | None = None) -> RunView:
         expert_loads=expert_loads,
         rank_loads=rank_loads,
         traffic=_traffic(store, parameters),
-        extensions=tuple(
-            RankPhaseExtension(
-                rank=int(row["rank"]),
-                phase=member(Phase, row["phase"]),
-                extension_ns=int(row["agreed_ns"]),
-                ambiguous_ns=int(row["ambiguous_ns"]),
-            )
-            for row in store.rows(queries.EXTENSIONS, parameters)
-        ),
+        extensions=read_extensions(store, parameters),
         detail=read_detail(store, run_id, drawn),
         accounting=accounting,
+    )
+
+
+def read_extensions(store: Store, parameters: Parameters) -> tuple[RankPhaseExtension, ...]:
+    """What ranks added to the critical path, from `first_step` on."""
+    return tuple(
+        RankPhaseExtension(
+            rank=int(row["rank"]),
+            phase=member(Phase, row["phase"]),
+            extension_ns=int(row["agreed_ns"]),
+            ambiguous_ns=int(row["ambiguous_ns"]),
+        )
+        for row in store.rows(queries.EXTENSIONS, parameters)
     )
 
 
@@ -106,7 +111,7 @@ def _steps(store: Store, parameters: Parameters) -> tuple[StepRow, ...]:
 
 
 def step_row(row: Row) -> StepRow:
-    """The record of a row with the columns of `store_queries.VERDICT_COLUMNS`."""
+    """One row of step_verdicts as a record."""
     extension_ns = int(row["extension_ns"])
     return StepRow(
         step=int(row["step"]),
@@ -188,7 +193,7 @@ def _overview_and_accounting(store: Store, parameters: Parameters) -> tuple[RunO
     return overview, accounting
 
 
-def _load_matrices(store: Store, parameters: Parameters, query: str) -> tuple[LoadMatrix, ...]:
+def load_matrices(store: Store, parameters: Parameters, query: str) -> tuple[LoadMatrix, ...]:
     """Per forward mode: all cohorts together, then each cohort where there is more than one."""
     cells: dict[ForwardMode, dict[str, dict[tuple[int, int], int]]] = defaultdict(lambda: defaultdict(dict))
     for row in store.rows(query, parameters):
@@ -292,10 +297,11 @@ def read_detail(
 def read_barriers(store: Store, run_id: str, step: int) -> tuple[BarrierRow, ...]:
     """Exchanges of one step, by group and index."""
     rows = store.rows(queries.BARRIERS, {"run": run_id, "step": step})
-    return tuple(_barrier(row) for row in rows)
+    return tuple(barrier_row(row) for row in rows)
 
 
-def _barrier(row: Row) -> BarrierRow:
+def barrier_row(row: Row) -> BarrierRow:
+    """One row of step_barriers as a record."""
     return BarrierRow(
         ep_group=int(row["ep_group"]),
         index=int(row["barrier"]),
@@ -332,10 +338,10 @@ def _interval(row: Row) -> PhaseInterval:
 
 
 def member(kind: type[Member], value: object) -> Member:
-    """A stored word as a member of its closed set.
+    """A member of a closed set by its stored text.
 
     Raises:
-        UsageError: a newer version wrote it.
+        UsageError: this version does not know it.
     """
     try:
         return kind(str(value))
