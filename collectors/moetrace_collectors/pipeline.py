@@ -39,6 +39,7 @@ from moetrace_collectors.journal import Journal, open_journal
 from moetrace_collectors.ledger.epochs import Epochs
 from moetrace_collectors.migrate import migrate
 from moetrace_collectors.model import PlacementReport
+from moetrace_collectors.page.routes import Page
 from moetrace_collectors.read_only_query import (
     EmbeddedQueryRunner,
     QueryLimits,
@@ -214,13 +215,14 @@ class Pipeline:
         undo.callback(client.close)
         migrate(client, database=config.database)
         registry = make_registry(book, self._intake.snapshot)
+        queries = _query_runner(config, undo)
         if journal is not None:
             registry.register(
                 WalMetrics(num_bytes=lambda: journal.num_bytes, num_syncs=lambda: journal.num_syncs)
             )
         pages = Pages(
             registry=registry,
-            queries=_query_runner(config, undo),
+            queries=queries,
             is_healthy=self.is_alive,
             on_query_failed=metrics.query_failed,
             reload=lambda: self.refresh_access(force=True),
@@ -231,7 +233,7 @@ class Pipeline:
             max_decompressed_bytes=config.max_decompressed_bytes,
             max_spans=config.max_spans_per_request,
         )
-        self._routes = [otlp.route(), *pages.routes()]
+        self._routes = [otlp.route(), *pages.routes(), *Page(queries, database=config.database).routes()]
         self._scopes: RouteScopes = {
             **OTLP_SCOPES,
             **PAGE_SCOPES,

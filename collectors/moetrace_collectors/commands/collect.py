@@ -140,5 +140,5 @@ def _ready(http_address: str, grpc_address: str, config: CollectorConfig) -> str
     grpc = f", OTLP/gRPC {grpc_address}" if grpc_address else ""
     return (
         f"moetrace collect: ready: OTLP/HTTP {http_address}/v1/traces{grpc}, metrics {http_address}/metrics, "
-        f"SQL {http_address}/, store {config.store.display}"
+        f"SQL {http_address}/, page {http_address}/ui/, store {config.store.display}"
     )
