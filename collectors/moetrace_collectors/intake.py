@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from moetrace_collectors.events import Rejection
 from moetrace_collectors.joiner import JoinCounts
-from moetrace_collectors.model import RankStep
+from moetrace_collectors.model import PlacementReport, RankStep
 from moetrace_collectors.wal.log import Position
 from moetrace_schemas.enums import RejectReason
 
@@ -42,6 +42,8 @@ class Arrival:
     """Segment of the write-ahead log that holds it; 0 without one."""
     is_replay: bool = False
     """Whether an earlier process received it; what of it is stored then comes as duplicates."""
+    placements: tuple[PlacementReport, ...] = ()
+    """Not rank steps, and so in none of the counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,7 @@ class Intake:
         *,
         size_bytes: int,
         log: Callable[[int], Position] | None = None,
+        placements: tuple[PlacementReport, ...] = (),
     ) -> Receipt | None:
         """Take one request; None where there is no room for its rank steps, and then nothing is counted.
 
@@ -122,15 +125,17 @@ class Intake:
             size_bytes: of both in memory.
             log: writes the request to the log under the queue's lock, so that both have one order; what it
                 raises passes through, and nothing is counted then.
+            placements: of the same request; no rank steps, and so in none of the counts.
         """
         with self._condition:
             if self._closed:
                 return None
             has_room = not self._backlog_requests and self._has_room(size_bytes)
-            if rank_steps and not has_room and log is None:
+            holds = bool(rank_steps or placements)
+            if holds and not has_room and log is None:
                 return None
             arrived_ns = self._clock_ns()
-            position = log(arrived_ns) if log is not None and rank_steps else None
+            position = log(arrived_ns) if log is not None and holds else None
             self._received += len(rank_steps) + len(rejections)
             self._queued_rank_steps += len(rank_steps)
             self._rejected.update(rejection.reason for rejection in rejections)
@@ -139,7 +144,7 @@ class Intake:
                 return Receipt(position=position)
             if self._waiting_rejections + len(rejections) > MAX_WAITING_REJECTIONS:
                 rejections = ()
-            if rank_steps or rejections:
+            if rank_steps or rejections or placements:
                 self._waiting_rejections += len(rejections)
                 self._bytes += size_bytes
                 self._arrivals.append(
@@ -149,6 +154,7 @@ class Intake:
                         arrived_ns=arrived_ns,
                         size_bytes=size_bytes,
                         segment=0 if position is None else position.segment,
+                        placements=placements,
                     )
                 )
                 self._condition.notify()

@@ -298,8 +298,9 @@ def size_bytes(rank_step: RankStep) -> int:
     """About what a rank step takes in memory."""
     phases = rank_step.phases
     return (
-        _OBJECT_BYTES * (2 + len(rank_step.experts) + len(rank_step.traffic))
+        _OBJECT_BYTES * (2 + len(rank_step.experts) + len(rank_step.traffic) + len(rank_step.violations))
         + 11 * phases.layer.nbytes
         + sum(entry.counts.nbytes for entry in rank_step.experts)
         + sum(entry.rows.nbytes for entry in rank_step.traffic)
+        + (0 if rank_step.coactivation is None else 5 * rank_step.coactivation.layer.nbytes)
     )

@@ -158,6 +158,7 @@ class Journal:
         return Arrival(
             rank_steps=decoded.rank_steps,
             rejections=decoded.rejected,
+            placements=decoded.placements,
             arrived_ns=arrived_ns,
             size_bytes=0,
             segment=segment,

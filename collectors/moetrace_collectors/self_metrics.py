@@ -11,7 +11,7 @@ from moetrace_collectors.intake import LedgerSnapshot
 from moetrace_collectors.model import JoinedStep
 from moetrace_collectors.series import SeriesBook
 from moetrace_schemas import metrics
-from moetrace_schemas.enums import RejectReason
+from moetrace_schemas.enums import QueryFailure, RefuseReason, RejectReason
 from moetrace_schemas.metrics import MetricSpec
 
 
@@ -34,6 +34,13 @@ class SelfMetrics:
         self._stored_rows = book.counter(metrics.COLLECTOR_STORED_ROWS_TOTAL)
         self._lost_rows = book.counter(metrics.COLLECTOR_LOST_ROWS_TOTAL)
         self._sink_errors = book.counter(metrics.COLLECTOR_SINK_ERRORS_TOTAL)
+        self._refused = book.counter(metrics.COLLECTOR_REFUSED_TOTAL)
+        self._query_failures = book.counter(metrics.COLLECTOR_QUERY_FAILURES_TOTAL)
+        # A rate needs a first sample, and the reasons are a closed set.
+        for refusal in RefuseReason:
+            self._refused.add(0, (refusal.value,))
+        for failure in QueryFailure:
+            self._query_failures.add(0, (failure.value,))
 
     def step_closed(self, joined: JoinedStep) -> None:
         """A step left the window."""
@@ -47,6 +54,14 @@ class SelfMetrics:
     def rows_lost(self, table: str, num_rows: int) -> None:
         """Rows were given up."""
         self._lost_rows.add(num_rows, (table,))
+
+    def refused(self, reason: RefuseReason) -> None:
+        """A request or connection was turned away."""
+        self._refused.add(labels=(reason.value,))
+
+    def query_failed(self, reason: QueryFailure) -> None:
+        """A query was not answered."""
+        self._query_failures.add(labels=(reason.value,))
 
     def sink_failed(self, sink: str) -> None:
         """A write failed."""

@@ -22,7 +22,9 @@ from moetrace_collectors.errors import SinkError
 from moetrace_collectors.events import CollectorEvent, EventKind, Rejection
 from moetrace_collectors.intake import Arrival, Intake
 from moetrace_collectors.joiner import Duplicate, Joiner, Late, Outcome, WorldSizeMismatch
-from moetrace_collectors.model import JoinedStep, LayerLoad, RankStep, StepVerdict
+from moetrace_collectors.ledger.epochs import Epochs
+from moetrace_collectors.model import JoinedStep, LayerLoad, PlacementReport, RankStep, StepVerdict
+from moetrace_collectors.receipts import group_violations
 from moetrace_collectors.self_metrics import SelfMetrics
 from moetrace_collectors.sinks.base import RetryPolicy, Sink, StepResult, flush_with_retry
 from moetrace_schemas.enums import Cause, ClosedBy, Evidence, RejectReason
@@ -84,6 +86,8 @@ class Worker:
         shutdown_timeout_s: float,
         on_runs: Callable[[Sequence[str]], None],
         log: StoredLog | None = None,
+        placements: Callable[[PlacementReport], None] | None = None,
+        epochs: Epochs | None = None,
     ) -> None:
         """Take the stages.
 
@@ -100,6 +104,8 @@ class Worker:
             shutdown_timeout_s: how long the last writes are retried after `stop`.
             on_runs: told the run ids seen so far, the newest last, whenever there is a new one.
             log: told what is stored; None without a write-ahead log.
+            placements: told of each placement, before the steps that came with it are joined.
+            epochs: numbers counts by logical experts; None leaves them as they came.
         """
         self._log = log
         self._segment = 0
@@ -115,6 +121,8 @@ class Worker:
         self._retry = retry
         self._shutdown_timeout_s = shutdown_timeout_s
         self._on_runs = on_runs
+        self._placements = placements
+        self._epochs = epochs
         self._runs: OrderedDict[str, None] = OrderedDict()
         self._runs_changed = False
         self._runs_noted_ns: int | None = None
@@ -212,9 +220,14 @@ class Worker:
             self._closed(joined)
 
     def _take(self, arrival: Arrival) -> None:
-        if arrival.rank_steps:
+        if arrival.rank_steps or arrival.placements:
             # Rejections alone may overtake rank steps that wait in the log; time must not.
             self._tick(arrival.arrived_ns)
+        for report in arrival.placements:
+            if self._epochs is not None:
+                self._epochs.learn(report)
+            if self._placements is not None:
+                self._placements(report)
         outcomes: list[Outcome] = []
         self._segment = max(self._segment, arrival.segment)
         for rank_step in arrival.rank_steps:
@@ -255,12 +268,15 @@ class Worker:
     def _closed(self, joined: JoinedStep) -> None:
         self._remember(joined.rank_steps[0])
         try:
+            if self._epochs is not None:
+                joined = self._epochs.logical(joined)
             verdict = self._judge.judge(joined)
             loads = self._layer_loads(joined)
+            violations = group_violations(joined)
         except Exception as error:
             # Also a per-message boundary: without a verdict the step's rows are still worth keeping.
             logger.exception("no verdict for run %s, step %d", joined.run_id, joined.step)
-            verdict, loads = _no_verdict(joined, error), ()
+            verdict, loads, violations = _no_verdict(joined, error), (), ()
         self._metrics.step_closed(joined)
         if joined.closed_by is ClosedBy.COMPLETE:
             waited_ns = self._clocks.monotonic_ns() - joined.last_arrival_monotonic_ns
@@ -273,7 +289,7 @@ class Worker:
                 detail = "no rank is missing; the run's steps before had more microbatches"
             self._event(EventKind.PARTIAL, joined.closed_by.value, joined.run_id, joined.step, None, detail)
         for sink in self._sinks:
-            sink.take_step(StepResult(joined=joined, verdict=verdict, loads=loads))
+            sink.take_step(StepResult(joined=joined, verdict=verdict, loads=loads, violations=violations))
 
     def _rejected(self, rejection: Rejection) -> None:
         now_ms = self._clocks.unix_ns() // NS_PER_MS

@@ -8,10 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from moetrace.context import RankContext
-from moetrace.record.types import ExpertRow, PhaseRow, StepRecord, TrafficRecord
+from moetrace.record.types import (
+    CoactivationRow,
+    ExpertRow,
+    PhaseRow,
+    StepRecord,
+    TrafficRecord,
+    ViolationRow,
+)
 from moetrace.self_metrics import SelfMetrics
 from moetrace_schemas import SCHEMA_VERSION
-from moetrace_schemas.enums import CountKind, Direction, ForwardMode, Phase
+from moetrace_schemas.enums import (
+    CoactivationSpan,
+    CountKind,
+    Direction,
+    ForwardMode,
+    Phase,
+    RoutingViolation,
+)
 
 PHASE_FIELDS = (
     "layer",
@@ -81,7 +95,22 @@ def to_json(record: StepRecord, context: RankContext) -> dict[str, Any]:
             {"layer": r.layer, "phase": r.phase, "row_bytes": r.row_bytes, "rows": r.rows}
             for r in record.traffic
         ],
+        **_sampled(record),
     }
+
+
+def _sampled(record: StepRecord) -> dict[str, Any]:
+    """What only some steps have."""
+    result: dict[str, Any] = {}
+    if record.violations:
+        result["violations"] = [
+            {"layer": r.layer, "violation": r.violation, "count": r.count} for r in record.violations
+        ]
+    if record.coactivation:
+        result["coactivation"] = [
+            {"layer": r.layer, "span": r.span, "pairs": r.pairs} for r in record.coactivation
+        ]
+    return result
 
 
 def from_json(data: Mapping[str, Any]) -> StepRecord:
@@ -117,5 +146,17 @@ def from_json(data: Mapping[str, Any]) -> StepRecord:
                 rows=tuple(row["rows"]),
             )
             for row in data["traffic"]
+        ),
+        violations=tuple(
+            ViolationRow(layer=row["layer"], violation=RoutingViolation(row["violation"]), count=row["count"])
+            for row in data.get("violations", ())
+        ),
+        coactivation=tuple(
+            CoactivationRow(
+                layer=row["layer"],
+                span=CoactivationSpan(row["span"]),
+                pairs=tuple((first, second, tokens) for first, second, tokens in row["pairs"]),
+            )
+            for row in data.get("coactivation", ())
         ),
     )

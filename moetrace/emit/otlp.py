@@ -2,7 +2,8 @@
 
 The queue is bounded and drops its oldest record when full. A batch that the collector does not take
 is kept and tried again with jittered backoff, so a restart of the collector costs nothing; the model
-never waits for any of it.
+never waits for any of it. A placement rides in front of the steps that ran under it, and is kept until the
+collector has taken it, however many steps are dropped meanwhile.
 
 With a spool a batch goes to disk instead of being dropped, and so does all that comes behind it, until the
 disk is empty again: the collector gets everything in order once it is back.
@@ -16,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -26,14 +27,19 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 
 from moetrace.config import Config
 from moetrace.context import RankContext
+from moetrace.emit.credentials import LastAnswer, make_session
 from moetrace.emit.spool import Sent, Spool
-from moetrace.emit.wire import span_attributes
+from moetrace.emit.wire import AttributeValue, placement_attributes, span_attributes
 from moetrace.guard import Guard
+from moetrace.record.placement import PlacementRecord
 from moetrace.record.types import StepRecord
 from moetrace.self_metrics import SelfMetrics
 from moetrace_schemas import SCHEMA_VERSION, spans
 from moetrace_schemas.enums import DropReason
-from moetrace_schemas.identity import span_id, trace_id
+from moetrace_schemas.identity import placement_span_id, span_id, trace_id
+
+if TYPE_CHECKING:
+    import requests
 
 logger = logging.getLogger("moetrace")
 BATCH = 32
@@ -44,6 +50,10 @@ ATTEMPTS_BEFORE_SPOOL = 2
 """Tries of one batch where it can go to disk instead: there it is safe, and the queue is not held up."""
 LINGER_S = 0.25
 """How long a record may wait for others to share its request; the verdict is due within a second."""
+PLACEMENTS = 64
+"""Placements that wait for a collector; the oldest gives way."""
+REFUSALS = 3
+"""Times that a request fails with a placement and passes without it, until that placement is given up."""
 FIRST_BACKOFF_S = 0.2
 LONGEST_BACKOFF_S = 5.0
 
@@ -61,8 +71,12 @@ class Identity(Protocol):
         ...
 
 
-def make_exporter(config: Config) -> SpanExporter:
-    """OTLP over HTTP with gzip to `config.endpoint`."""
+def make_exporter(config: Config, session: requests.Session | None = None) -> SpanExporter:
+    """OTLP over HTTP with gzip to `config.endpoint`.
+
+    What the configuration leaves open (headers, authority, client certificate) the exporter itself takes from
+    OTEL_EXPORTER_OTLP_TRACES_* and OTEL_EXPORTER_OTLP_*.
+    """
     from opentelemetry.exporter.otlp.proto.http import Compression
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
@@ -71,9 +85,12 @@ def make_exporter(config: Config) -> SpanExporter:
     return OTLPSpanExporter(
         endpoint=config.endpoint.rstrip("/") + "/v1/traces",
         headers=config.header_map,
+        certificate_file=config.ca_file or None,
+        client_certificate_file=config.client_certificate or None,
+        client_key_file=config.client_key or None,
+        session=session or QuickSession(),
         timeout=config.export_timeout_s,
         compression=Compression.NoCompression,  # the session does it, quicker
-        session=QuickSession(),
     )
 
 
@@ -93,11 +110,16 @@ class OtlpEmitter:
         self._spool = spool
         self._spool_backoff = FIRST_BACKOFF_S
         self._spool_retry_at = 0.0
+        self._with_placements = False
+        """Whether the last request from disk carried placements; every other one does."""
         self._identity = identity
         self._metrics = metrics
         self._config = config
-        self._exporter = exporter or make_exporter(config)
+        self._answers = LastAnswer()
+        self._exporter = exporter or make_exporter(config, make_session(config, self._answers))
         self._queue: deque[StepRecord] = deque()
+        self._placements: deque[PlacementRecord] = deque(maxlen=PLACEMENTS)
+        self._refusals = 0
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._full = threading.Event()
@@ -124,6 +146,12 @@ class OtlpEmitter:
                 self._full.set()
         self._wake.set()
 
+    def emit_placement(self, record: PlacementRecord) -> None:
+        """Keep one placement until it is delivered."""
+        with self._lock:
+            self._placements.append(record)
+        self._wake.set()
+
     def close(self, deadline_monotonic_s: float) -> bool:
         """Send what is queued until the deadline; the rest goes to the spool, or is dropped and counted."""
         self._deadline = deadline_monotonic_s
@@ -134,6 +162,7 @@ class OtlpEmitter:
         with self._lock:
             left = len(self._queue) + self._in_flight
             rest = [*(self._batch if self._in_flight else ()), *self._queue]
+            self._lost_at_close |= bool(self._placements)
             self._queue.clear()
             self._in_flight = 0
             self._metrics.queue_steps = 0
@@ -153,7 +182,7 @@ class OtlpEmitter:
             logging.getLogger(logger_name).addFilter(silence)
         try:
             while True:
-                self._wake.wait(self._spool_pause_s())
+                self._wake.wait(self._pause_s())
                 self._wake.clear()
                 # A request costs more than what it carries: give the next steps a moment to join it.
                 self._full.wait(LINGER_S)
@@ -165,6 +194,8 @@ class OtlpEmitter:
                         self._send(batch)
                 if self._spool is not None:
                     self._empty(self._spool)
+                if self._placements:
+                    self._send([])
                 if self._stop.is_set():
                     return
         finally:
@@ -184,7 +215,8 @@ class OtlpEmitter:
         backoff = FIRST_BACKOFF_S
         attempts = ATTEMPTS if self._spool is None else ATTEMPTS_BEFORE_SPOOL
         for attempt in range(attempts):
-            if not readable or self._export(readable):
+            # Every other attempt goes without placements: one that is refused must not block the steps.
+            if self._export_both(readable, with_placements=attempt % 2 == 0 or not readable):
                 self._metrics.exported[self.name] += self._settle()
                 return
             self._warn_once()
@@ -222,20 +254,21 @@ class OtlpEmitter:
         """Send from disk, oldest first, until it is empty or the collector does not take it."""
         while len(spool) and self._spool_retry_at <= time.monotonic() < self._deadline:
             found = spool.oldest(BATCH)
-            spans = []
+            readable: list[ReadableSpan] = []
             for one in found:
                 try:
-                    spans.append(_span(one))
+                    readable.append(_step_span(one))
                 except Exception as error:  # noqa: BLE001 - one bad record must not block those behind it
                     self._metrics.drop(DropReason.INTERNAL_ERROR)
                     self._identity().guard.caught("encode", error)
-            if spans and not self._export(spans):
+            self._with_placements = not self._with_placements
+            if not self._export_both(readable, with_placements=self._with_placements):
                 self._warn_once()
                 self._spool_backoff = min(self._spool_backoff * 2, LONGEST_BACKOFF_S)
                 self._spool_retry_at = time.monotonic() + self._spool_backoff * random.uniform(0.5, 1.5)
                 return
             spool.sent(len(found))
-            self._metrics.exported[self.name] += len(spans)
+            self._metrics.exported[self.name] += len(readable)
             self._metrics.spooled_steps = len(spool)
             self._spool_backoff = FIRST_BACKOFF_S
             # Behind what is on disk, as long as there is anything.
@@ -244,10 +277,13 @@ class OtlpEmitter:
                 self._spool_retry_at = 0.0
         self._metrics.spooled_steps = len(spool)
 
-    def _spool_pause_s(self) -> float | None:
-        if self._spool is None or not len(self._spool):
-            return None
-        return max(0.0, self._spool_retry_at - time.monotonic())
+    def _pause_s(self) -> float | None:
+        """Longest sleep without a new record; None for any."""
+        pause = LONGEST_BACKOFF_S if self._placements else None
+        if self._spool is not None and len(self._spool):
+            left = max(0.0, self._spool_retry_at - time.monotonic())
+            pause = left if pause is None else min(left, pause)
+        return pause
 
     def _settle(self) -> int:
         """How many records of the batch are this thread's to count: none where `close` has counted them."""
@@ -272,6 +308,39 @@ class OtlpEmitter:
                 identity.guard.caught("encode", error)
         return readable
 
+    def _export_both(self, steps: list[ReadableSpan], *, with_placements: bool) -> bool:
+        """Whether the steps are delivered; placements that went with them are then forgotten."""
+        waiting = list(self._placements)
+        ahead = self._encode_placements(waiting) if with_placements else []
+        if not steps and not ahead:
+            return True
+        if not self._export([*ahead, *steps]):
+            return False
+        if waiting and not with_placements:
+            self._refusals += 1
+            if self._refusals < REFUSALS:
+                return True
+            logger.warning(
+                "moetrace: the collector takes steps and refuses placement %d; given up", waiting[0].version
+            )
+            waiting = waiting[:1]
+        self._refusals = 0
+        with self._lock:
+            for record in waiting:
+                if record in self._placements:
+                    self._placements.remove(record)
+        return True
+
+    def _encode_placements(self, records: list[PlacementRecord]) -> list[ReadableSpan]:
+        identity = self._identity()
+        readable = []
+        for record in records:
+            try:
+                readable.append(to_placement_span(record, identity))
+            except Exception as error:  # noqa: BLE001 - one bad record must not end the thread
+                identity.guard.caught("encode", error)
+        return readable
+
     def _export(self, batch: Sequence[ReadableSpan]) -> bool:
         try:
             return self._exporter.export(batch) is SpanExportResult.SUCCESS
@@ -282,9 +351,10 @@ class OtlpEmitter:
         if not self._warned:
             self._warned = True
             logger.warning(
-                "moetrace: the collector at %s does not take data; trying again in the background, "
+                "moetrace: the collector at %s does not take data%s; trying again in the background, "
                 "the model is not affected, drops are counted",
                 self._config.endpoint,
+                self._answers.advice(),
             )
 
 
@@ -308,7 +378,7 @@ class _SilenceThread(logging.Filter):
 
 def to_span(record: StepRecord, identity: Identity) -> ReadableSpan:
     """One record as a finished span with the derived trace and span ids."""
-    return _span(_sent(record, identity))
+    return _step_span(_sent(record, identity))
 
 
 def _sent(record: StepRecord, identity: Identity) -> Sent:
@@ -321,21 +391,14 @@ def _sent(record: StepRecord, identity: Identity) -> Sent:
     )
 
 
-def _span(sent: Sent) -> ReadableSpan:
+def _step_span(sent: Sent) -> ReadableSpan:
     record, context = sent.record, sent.context
     trace = trace_id(context.run_id, record.step)
-    return ReadableSpan(
-        name=spans.MOE_STEP,
-        context=SpanContext(
-            trace, span_id(trace, context.rank, record.microbatch), is_remote=False, trace_flags=TraceFlags(1)
-        ),
-        resource=Resource(
-            {
-                "service.name": "moetrace",
-                "host.name": context.host_name,
-                "moetrace.run.id": context.run_id,
-            }
-        ),
+    return _span(
+        spans.MOE_STEP,
+        context,
+        trace=trace,
+        span=span_id(trace, context.rank, record.microbatch),
         attributes=span_attributes(
             record,
             context,
@@ -343,8 +406,49 @@ def _span(sent: Sent) -> ReadableSpan:
             model_name=sent.model_name,
             model_version=sent.model_version,
         ),
+        start_ns=record.start_unix_ns,
+        duration_ns=record.duration_ns,
+    )
+
+
+def to_placement_span(record: PlacementRecord, identity: Identity) -> ReadableSpan:
+    """One placement as a span in the trace of the step that it begins with."""
+    context = identity.context
+    trace = trace_id(context.run_id, record.step)
+    return _span(
+        spans.MOE_PLACEMENT,
+        context,
+        trace=trace,
+        span=placement_span_id(trace, record.version, context.rank),
+        attributes=placement_attributes(record, context),
+        start_ns=record.start_unix_ns,
+        duration_ns=0,
+    )
+
+
+def _span(
+    name: str,
+    context: RankContext,
+    *,
+    trace: int,
+    span: int,
+    attributes: dict[str, AttributeValue],
+    start_ns: int,
+    duration_ns: int,
+) -> ReadableSpan:
+    return ReadableSpan(
+        name=name,
+        context=SpanContext(trace, span, is_remote=False, trace_flags=TraceFlags(1)),
+        resource=Resource(
+            {
+                "service.name": "moetrace",
+                "host.name": context.host_name,
+                "moetrace.run.id": context.run_id,
+            }
+        ),
+        attributes=attributes,
         kind=SpanKind.INTERNAL,
         instrumentation_scope=InstrumentationScope("moetrace", schema_url=None, version=str(SCHEMA_VERSION)),
-        start_time=record.start_unix_ns,
-        end_time=record.start_unix_ns + record.duration_ns,
+        start_time=start_ns,
+        end_time=start_ns + duration_ns,
     )

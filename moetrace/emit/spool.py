@@ -186,12 +186,20 @@ def _to_line(sent: Sent) -> dict[str, Any]:
         "sample_period": sent.sample_period,
         "model_name": sent.model_name,
         "model_version": sent.model_version,
+        "anchor_error_ns": sent.record.anchor_error_ns,
+        "expected_sites": sorted(sent.record.expected_sites),
+        "seen_sites": sorted(sent.record.seen_sites),
     }
 
 
 def _from_line(data: dict[str, Any]) -> Sent:
     return Sent(
-        record=from_json(data),
+        record=replace(
+            from_json(data),
+            anchor_error_ns=data["anchor_error_ns"],
+            expected_sites=frozenset(data["expected_sites"]),
+            seen_sites=frozenset(data["seen_sites"]),
+        ),
         context=RankContext(
             run_id=data["run_id"],
             rank=data["rank"],

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from moetrace_collectors.access.scopes import RouteScopes, Scope
 from moetrace_collectors.receivers.handler import (
     NotDurableError,
     OverloadedError,
@@ -28,9 +29,11 @@ from moetrace_collectors.receivers.otlp_body import (
     parse,
     too_large,
 )
+from moetrace_collectors.receivers.wire_budget import MAX_SPANS
 from moetrace_schemas.enums import RejectReason
 
 PATH = "/v1/traces"
+SCOPES: RouteScopes = {PATH: Scope.INGEST}
 BODY_TIMEOUT_S = 30.0
 """A sender that takes longer to send its body gives its place to others."""
 MAX_CONCURRENT = 16
@@ -44,10 +47,18 @@ _GRPC_INVALID_ARGUMENT, _GRPC_UNAVAILABLE = 3, 14
 class OtlpHttpReceiver:
     """Reads, decodes and answers; what a request means is the handler's matter."""
 
-    def __init__(self, handler: TraceHandler, *, max_body_bytes: int, max_decompressed_bytes: int) -> None:
+    def __init__(
+        self,
+        handler: TraceHandler,
+        *,
+        max_body_bytes: int,
+        max_decompressed_bytes: int,
+        max_spans: int = MAX_SPANS,
+    ) -> None:
         self._handler = handler
         self._max_body_bytes = max_body_bytes
         self._max_decompressed_bytes = max_decompressed_bytes
+        self._max_spans = max_spans
         self._places = asyncio.Semaphore(MAX_CONCURRENT)
         self._max_held_bytes = MAX_CONCURRENT * max_body_bytes
         self._held_bytes = 0
@@ -101,7 +112,9 @@ class OtlpHttpReceiver:
             wire = (
                 Wire(body=body, is_gzip=encoding == "gzip") if media_type(content_type) == PROTOBUF else None
             )
-            accepted = self._handler.take(parse(plain, content_type=content_type), wire)
+            accepted = self._handler.take(
+                parse(plain, content_type=content_type, max_spans=self._max_spans), wire
+            )
         except BodyError as error:
             self._handler.refuse(error.reason, str(error), body)
             return _answer(_status(_GRPC_INVALID_ARGUMENT, str(error)), content_type, error.status)

@@ -14,6 +14,7 @@ from typing import Protocol
 from moetrace_collectors.errors import SinkError
 from moetrace_collectors.events import CollectorEvent
 from moetrace_collectors.model import JoinedStep, LayerLoad, RankStep, StepVerdict
+from moetrace_collectors.receipts import GroupViolation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class StepResult:
     joined: JoinedStep
     verdict: StepVerdict
     loads: tuple[LayerLoad, ...]
+    violations: tuple[GroupViolation, ...] = ()
+    """Contradictions in the routing that show only over whole groups."""
 
 
 class Sink(Protocol):

@@ -1,4 +1,4 @@
-"""Rank steps -> phase_spans, expert_loads and rank_traffic as Arrow columns. Pure; part of the sink.
+"""Rank steps -> the large tables as Arrow columns. Pure; part of the ClickHouse sink.
 
 Each column is put together by numpy from the arrays that came off the wire, and texts go as dictionaries:
 a thousand rows cost what one costs as Python objects. Column names are those of the migrations.
@@ -15,11 +15,18 @@ import pyarrow as pa
 
 from moetrace_collectors.model import IntArray, RankStep
 from moetrace_schemas.columns import RowFlag
-from moetrace_schemas.enums import COUNT_KIND_BY_CODE, DIRECTION_BY_CODE, PHASE_BY_CODE, CountKind
+from moetrace_schemas.enums import (
+    COACTIVATION_SPAN_BY_CODE,
+    COUNT_KIND_BY_CODE,
+    DIRECTION_BY_CODE,
+    PHASE_BY_CODE,
+    CountKind,
+)
 
 NS_PER_MS = 1_000_000
 _PHASES = [PHASE_BY_CODE[code].value for code in range(len(PHASE_BY_CODE))]
 _DIRECTIONS = [DIRECTION_BY_CODE[code].value for code in range(len(DIRECTION_BY_CODE))]
+_SPANS = [COACTIVATION_SPAN_BY_CODE[code].value for code in range(len(COACTIVATION_SPAN_BY_CODE))]
 _COUNT_KINDS = [COUNT_KIND_BY_CODE[code].value for code in range(len(COUNT_KIND_BY_CODE))]
 _ROUTED = next(code for code, kind in COUNT_KIND_BY_CODE.items() if kind is CountKind.ROUTED)
 _NS = pa.timestamp("ns", tz="UTC")
@@ -144,3 +151,25 @@ def rank_traffic(steps: Sequence[RankStep]) -> TableColumns:
         "step_time": pa.array(step_times, type=_MS),
     }
     return TableColumns(table="rank_traffic", arrow=pa.table(columns))
+
+
+def expert_coactivation(steps: Sequence[RankStep]) -> TableColumns:
+    """One row per pair of experts that shared tokens."""
+    entries = [(step, step.coactivation) for step in steps if step.coactivation is not None]
+    of = _Repeated([len(pairs) for _, pairs in entries])
+    step_times = of.numbers([step.start_unix_ns // NS_PER_MS for step, _ in entries], np.int64)
+    columns = {
+        "run_id": of.texts([step.run_id for step, _ in entries]),
+        "step": of.numbers([step.step for step, _ in entries], np.uint64),
+        "layer": _joined([pairs.layer for _, pairs in entries], np.int16),
+        "span": _texts(_joined([pairs.span for _, pairs in entries], np.int32), _SPANS),
+        "forward_mode": of.texts([step.forward_mode.value for step, _ in entries]),
+        "cohort": of.texts([step.cohort for step, _ in entries]),
+        "rank": of.numbers([step.rank for step, _ in entries], np.uint32),
+        "microbatch": of.numbers([step.microbatch for step, _ in entries], np.uint16),
+        "first": _joined([pairs.first for _, pairs in entries], np.uint16),
+        "second": _joined([pairs.second for _, pairs in entries], np.uint16),
+        "tokens": _joined([pairs.count for _, pairs in entries], np.uint32),
+        "step_time": pa.array(step_times, type=_MS),
+    }
+    return TableColumns(table="expert_coactivation", arrow=pa.table(columns))

@@ -1,4 +1,4 @@
-"""Records -> columns of the small tables; clickhouse_columns has the large. Pure; part of the sink.
+"""Records -> columns of the small ClickHouse tables; clickhouse_columns has the large. Pure; of the sink.
 
 Column names are those of the migrations; a test compares them. Times go in as integers: ticks of the
 column's DateTime64 scale.
@@ -15,11 +15,15 @@ from moetrace_collectors.model import RankStep
 from moetrace_collectors.sinks.base import StepResult
 from moetrace_collectors.sinks.clickhouse_columns import (
     TableColumns,
+    expert_coactivation,
     expert_loads,
     phase_spans,
     rank_traffic,
 )
 from moetrace_schemas import identity
+from moetrace_schemas.enums import ROUTING_VIOLATION_BY_CODE
+
+NS_PER_MS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +55,14 @@ class _Builder:
 
 
 def rank_step_rows(rank_steps: Sequence[RankStep], *, late: bool) -> tuple[TableColumns | TableRows, ...]:
-    """Everything that rank steps themselves say: phase_spans, expert_loads, rank_traffic, rank_steps."""
+    """Everything that rank steps themselves say: all tables but those of verdicts and events."""
     return (
         phase_spans(rank_steps),
         expert_loads(rank_steps),
         rank_traffic(rank_steps),
         _rank_steps(rank_steps, late),
+        _routing_violations(rank_steps),
+        expert_coactivation(rank_steps),
     )
 
 
@@ -65,6 +71,7 @@ def _rank_steps(rank_steps: Iterable[RankStep], late: bool) -> TableRows:
         "rank_steps", "run_id", "step", "rank", "microbatch", "trace_id", "world_size", "ep_group", "ep_rank",
         "ep_size", "forward_mode", "cohort", "model_name", "model_version", "host_name", "clock",
         "sample_period", "placement_version", "warmup", "late", "start_time", "duration_ns",
+        "expected_sites", "seen_sites",
     )  # fmt: skip
     for step in rank_steps:
         builder.add_row(
@@ -89,13 +96,61 @@ def _rank_steps(rank_steps: Iterable[RankStep], late: bool) -> TableRows:
             int(late),
             step.start_unix_ns,
             step.duration_ns,
+            step.expected_sites,
+            step.seen_sites,
         )
     return builder.rows()
 
 
+def _violations_builder() -> _Builder:
+    return _Builder(
+        "routing_violations", "run_id", "step", "layer", "violation", "forward_mode", "scope", "rank",
+        "microbatch", "count", "step_time",
+    )  # fmt: skip
+
+
+def _routing_violations(rank_steps: Iterable[RankStep]) -> TableRows:
+    builder = _violations_builder()
+    for step in rank_steps:
+        for entry in step.violations:
+            builder.add_row(
+                step.run_id,
+                step.step,
+                entry.layer,
+                ROUTING_VIOLATION_BY_CODE[entry.violation].value,
+                step.forward_mode.value,
+                "rank",
+                step.rank,
+                step.microbatch,
+                entry.count,
+                step.start_unix_ns // NS_PER_MS,
+            )
+    return builder.rows()
+
+
+def _group_violations(results: Iterable[StepResult]) -> TableRows:
+    builder = _violations_builder()
+    for result in results:
+        step_time_ms = _step_time_ns(result) // NS_PER_MS
+        for found in result.violations:
+            builder.add_row(
+                result.joined.run_id,
+                result.joined.step,
+                found.layer,
+                found.violation.value,
+                found.forward_mode.value,
+                "group",
+                found.ep_group,
+                found.microbatch,
+                found.count,
+                step_time_ms,
+            )
+    return builder.rows()
+
+
 def verdict_rows(results: Sequence[StepResult]) -> tuple[TableRows, ...]:
-    """What was found out about steps: step_verdicts and step_barriers."""
-    return (_step_verdicts(results), _step_barriers(results))
+    """What was found out about steps: step_verdicts, step_barriers, routing_violations of whole groups."""
+    return (_step_verdicts(results), _step_barriers(results), _group_violations(results))
 
 
 def _step_time_ns(result: StepResult) -> int:
