@@ -1,4 +1,4 @@
-"""Files that damage or malice has been at: one line of printable text, and no memory beyond what they are worth."""
+"""Files that damage or malice has been at: one printable line, and no memory beyond what they are worth."""
 
 from __future__ import annotations
 
