@@ -91,12 +91,16 @@ def make_session(config: Config, answers: LastAnswer) -> requests.Session:
     """
     import requests
 
-    class Session(requests.Session):
+    from moetrace.emit.quick_session import QuickSession
+
+    class Session(QuickSession):
         """Of requests, where an authority that was chosen for it is the one that holds."""
 
-        def merge_environment_settings(self, *arguments: Any, **named: Any) -> Any:
+        def merge_environment_settings(
+            self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any
+        ) -> Any:
             """Requests prefers REQUESTS_CA_BUNDLE, meant for the whole process, to the session's own."""
-            merged = super().merge_environment_settings(*arguments, **named)
+            merged = super().merge_environment_settings(url, proxies, stream, verify, cert)
             if isinstance(self.verify, str):
                 merged["verify"] = self.verify
             return merged
