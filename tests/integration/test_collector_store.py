@@ -129,7 +129,7 @@ def test_print_shows_what_would_run() -> None:
         (("migrate",), "which store? give --dir DIR, --dsn DSN, or --print"),
         (("migrate", "--dsn", "nonsense"), "store dsn 'nonsense'"),
         (("migrate", "--print", "--database", "a b"), "database 'a b'"),
-        (("collect", "--host", "0.0.0.0"), "this version has neither TLS nor tokens"),
+        (("collect", "--host", "0.0.0.0"), "add tls_certificate and tls_key, and token_file"),
         (("collect", "--http-port", "99999"), "http_port = 99999: 0 to 65535 expected"),
         (("collect", "--config", "/nowhere.toml"), "cannot read /nowhere.toml"),
         (("collect", "--dir", "/proc/nowhere", "--http-port", "0"), "cannot write to /proc/nowhere"),
