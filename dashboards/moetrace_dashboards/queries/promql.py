@@ -133,6 +133,12 @@ LEDGER = tuple(
         ("duplicate", "moetrace_collector_duplicate_total"),
     )
 )
+REFUSED = PromQuery(
+    expr=f"sum by (reason) (rate(moetrace_collector_refused_total[{RATE}]))", legend="{{reason}}"
+)
+QUERY_FAILURES = PromQuery(
+    expr=f"sum by (reason) (rate(moetrace_collector_query_failures_total[{RATE}]))", legend="{{reason}}"
+)
 REJECTED = PromQuery(
     expr=f"sum by (reason) (rate(moetrace_collector_rejected_total[{RATE}]))", legend="{{reason}}"
 )
