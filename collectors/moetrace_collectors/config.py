@@ -33,6 +33,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "client_request_burst": (1, 1_000_000),
     "queue_requests": (1, 1_000_000),
     "queue_bytes": (MIB, 2**40),
+    "wal_max_bytes": (MIB, 2**50),
+    "wal_segment_bytes": (64 * 1_024, 2**34),
     "max_world_size": (1, 2**20),
     "batch_bytes": (1_024, 2**34),
     "batch_interval_s": (0.0, 3_600),
@@ -86,7 +88,7 @@ class CollectorConfig:
     max_pending_bytes: int = 1_024 * MIB
     """Memory of open steps at most, bytes; beyond it the oldest are closed early."""
     max_closed_steps: int = 4_096
-    """Closed steps remembered, to tell late and duplicate rank steps."""
+    """Closed steps remembered, to tell late and duplicate rank steps; stragglers of older ones are late."""
     max_body_bytes: int = 64 * MIB
     """Largest request as sent, bytes."""
     max_decompressed_bytes: int = 64 * MIB
@@ -100,9 +102,15 @@ class CollectorConfig:
     client_request_burst: int = 2_000
     """Requests that one client address may make at once."""
     queue_requests: int = 4_096
-    """Requests waiting for the join; beyond it senders are told to come back."""
+    """Requests in memory waiting for the join; beyond it they wait in the log, or senders come back."""
     queue_bytes: int = 512 * MIB
-    """Memory of requests waiting for the join, bytes; beyond it senders are told to come back."""
+    """Memory of requests waiting for the join, bytes; beyond it as for `queue_requests`."""
+    wal: bool = True
+    """Write-ahead log: nothing is acknowledged before it is on disk. Off, a kill loses what is not stored."""
+    wal_max_bytes: int = 8_192 * MIB
+    """Disk space of the log, <directory>/wal, bytes; while the store is away it fills, then senders wait."""
+    wal_segment_bytes: int = 64 * MIB
+    """Size of the log's files, bytes; one is deleted once all that it holds is stored."""
     max_world_size: int = 65_536
     """Largest world size taken."""
     batch_bytes: int = 64 * MIB

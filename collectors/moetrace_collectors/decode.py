@@ -2,7 +2,8 @@
 
 Everything from the wire is checked here once, so that later stages trust their types: required
 attributes and their types, closed sets, ranges, array lengths, finite limits, and that the trace id
-is the one that run id and step give. Only `moe.step` spans are read; ordinary child spans with
+is the one that run id and step give. Only `moe.step` and
+`moe.placement` spans are read; ordinary child spans with
 moetrace attributes, of foreign instrumentation, count as foreign in this version.
 """
 
@@ -15,9 +16,16 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from moetrace_collectors.decode_columns import decode_experts, decode_phases, decode_traffic
+from moetrace_collectors.decode_columns import (
+    decode_coactivation,
+    decode_experts,
+    decode_phases,
+    decode_traffic,
+    decode_violations,
+)
+from moetrace_collectors.decode_placement import PlacementRejectedError, decode_placement
 from moetrace_collectors.events import MAX_PAYLOAD_BYTES, Rejection
-from moetrace_collectors.model import RankStep
+from moetrace_collectors.model import PlacementReport, RankStep
 from moetrace_schemas import SCHEMA_VERSION, attributes, identity, spans
 from moetrace_schemas.columns import ColumnsError
 from moetrace_schemas.enums import ForwardMode, RejectReason
@@ -25,7 +33,7 @@ from moetrace_schemas.enums import ForwardMode, RejectReason
 HOST_NAME = "host.name"
 """OpenTelemetry's own resource attribute for the sender's host."""
 PREFIX = "moetrace."
-CLOCKS = ("host", "cuda")
+CLOCKS = ("host", "cuda", "device")
 MAX_TEXT = 256
 """Characters of a model name, version, cohort or host; they become column values and labels."""
 MAX_ATTRIBUTES = 128
@@ -64,6 +72,7 @@ class Decoded:
     rank_steps: tuple[RankStep, ...]
     rejected: tuple[Rejection, ...]
     num_foreign_spans: int
+    placements: tuple[PlacementReport, ...] = ()
 
 
 class _RejectedError(Exception):
@@ -81,6 +90,7 @@ def decode(request: ExportTraceServiceRequest, *, max_world_size: int) -> Decode
     """
     rank_steps: list[RankStep] = []
     rejected: list[Rejection] = []
+    placements: list[PlacementReport] = []
     num_foreign = 0
     for resource_spans in request.resource_spans:
         host_name = _host_name(resource_spans.resource.attributes)
@@ -92,10 +102,20 @@ def decode(request: ExportTraceServiceRequest, *, max_world_size: int) -> Decode
                     continue
                 try:
                     _check_size(span, values)
-                    rank_steps.append(_rank_step(span, values, host_name, max_world_size))
-                except _RejectedError as error:
+                    if span.name == spans.MOE_PLACEMENT:
+                        placements.append(
+                            decode_placement(span, values, host_name, max_world_size=max_world_size)
+                        )
+                    else:
+                        rank_steps.append(_rank_step(span, values, host_name, max_world_size))
+                except (_RejectedError, PlacementRejectedError) as error:
                     rejected.append(_rejection(error.reason, str(error), span, values))
-    return Decoded(rank_steps=tuple(rank_steps), rejected=tuple(rejected), num_foreign_spans=num_foreign)
+    return Decoded(
+        rank_steps=tuple(rank_steps),
+        rejected=tuple(rejected),
+        num_foreign_spans=num_foreign,
+        placements=tuple(placements),
+    )
 
 
 def _is_ours(span: Span, values: Mapping[str, AnyValue]) -> bool:
@@ -173,6 +193,16 @@ def _rank_step(span: Span, values: Mapping[str, AnyValue], host_name: str, max_w
             if attributes.COLUMNS_TRAFFIC in values
             else ()
         )
+        violations = (
+            decode_violations(_bytes(values, attributes.COLUMNS_VIOLATIONS))
+            if attributes.COLUMNS_VIOLATIONS in values
+            else ()
+        )
+        coactivation = (
+            decode_coactivation(_bytes(values, attributes.COLUMNS_COACTIVATION))
+            if attributes.COLUMNS_COACTIVATION in values
+            else None
+        )
     except ColumnsError as error:
         raise _RejectedError(RejectReason.MALFORMED_COLUMNS, str(error)) from error
     return RankStep(
@@ -194,14 +224,14 @@ def _rank_step(span: Span, values: Mapping[str, AnyValue], host_name: str, max_w
         model_name=_text(values, attributes.MODEL_NAME),
         model_version=_text(values, attributes.MODEL_VERSION),
         cohort=_text(values, attributes.COHORT),
-        placement_version=(
-            _int(values, attributes.PLACEMENT_VERSION, 0, MAX_INDEX)
-            if attributes.PLACEMENT_VERSION in values
-            else 0
-        ),
+        placement_version=_optional_int(values, attributes.PLACEMENT_VERSION),
         phases=phases,
         experts=experts,
         traffic=traffic,
+        violations=violations,
+        coactivation=coactivation,
+        expected_sites=_optional_int(values, attributes.COVERAGE_EXPECTED_SITES),
+        seen_sites=_optional_int(values, attributes.COVERAGE_SEEN_SITES),
     )
 
 
@@ -251,6 +281,10 @@ def _int(values: Mapping[str, AnyValue], name: str, low: int, high: int) -> int:
     if not low <= value <= high:
         raise _invalid(name, str(value), f"{low} to {high}")
     return value
+
+
+def _optional_int(values: Mapping[str, AnyValue], name: str) -> int:
+    return _int(values, name, 0, MAX_INDEX) if name in values else 0
 
 
 def _bool(values: Mapping[str, AnyValue], name: str) -> bool:

@@ -94,13 +94,11 @@ def make_session(config: Config, answers: LastAnswer) -> requests.Session:
     from moetrace.emit.quick_session import QuickSession
 
     class Session(QuickSession):
-        """Of requests, where an authority that was chosen for it is the one that holds."""
+        """Quick, and one where an authority that was chosen for it is the one that holds."""
 
-        def merge_environment_settings(
-            self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any
-        ) -> Any:
+        def merge_environment_settings(self, *arguments: Any, **named: Any) -> Any:
             """Requests prefers REQUESTS_CA_BUNDLE, meant for the whole process, to the session's own."""
-            merged = super().merge_environment_settings(url, proxies, stream, verify, cert)
+            merged = super().merge_environment_settings(*arguments, **named)
             if isinstance(self.verify, str):
                 merged["verify"] = self.verify
             return merged

@@ -51,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"wait for missing ranks at most so long (default: {defaults.join_timeout_s:g})",
     )
     parser.add_argument(
+        "--wal",
+        choices=("on", "off"),
+        help="write-ahead log: acknowledge only what is on disk (default: on; off: a kill loses data)",
+    )
+    parser.add_argument(
         "--insecure",
         action="store_const",
         const=True,
@@ -82,7 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
         "directory", "dsn", "database", "host", "http_port", "grpc_port", "grpc", "join_timeout_s",
         "insecure", "tls_certificate", "tls_key", "tls_client_ca", "token_file", "open_metrics",
     )  # fmt: skip
-    config = load_config(arguments.config, {name: getattr(arguments, name) for name in names})
+    flags: dict[str, object] = {name: getattr(arguments, name) for name in names}
+    flags["wal"] = None if arguments.wal is None else arguments.wal == "on"
+    config = load_config(arguments.config, flags)
     logging.basicConfig(level=logging.WARNING, format="moetrace collect: %(levelname)s: %(message)s")
     # What it warns of, answers and counts say better.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
@@ -124,7 +131,13 @@ def run(arguments: argparse.Namespace) -> int:
             f"moetrace collect: {pipeline.num_lost_rows} rows were given up: the store did not take them",
             file=sys.stderr,
         )
-    return 0 if healthy and pipeline.num_lost_rows == 0 else 1
+    if pipeline.is_log_behind:
+        print(
+            "moetrace collect: the store did not take everything in time; the rest is in the write-ahead log "
+            f"and is written at the next start: moetrace collect --dir {config.directory}",
+            file=sys.stderr,
+        )
+    return 0 if healthy and pipeline.num_lost_rows == 0 and not pipeline.is_log_behind else 1
 
 
 def _allow_open_files(wanted: int) -> None:
@@ -143,5 +156,5 @@ def _ready(http_address: str, grpc_address: str, config: CollectorConfig) -> str
     grpc = f", OTLP/gRPC {grpc_address}" if grpc_address else ""
     return (
         f"moetrace collect: ready: OTLP/HTTP {http_address}/v1/traces{grpc}, metrics {http_address}/metrics, "
-        f"SQL {http_address}/, store {config.store.display}"
+        f"SQL {http_address}/, page {http_address}/ui/, store {config.store.display}"
     )

@@ -88,7 +88,7 @@ def parse(body: bytes, *, content_type: str, max_spans: int = MAX_SPANS) -> Expo
     Raises:
         BodyError: another content type, a body that is not what it says, or more in it than is taken.
     """
-    kind = content_type.partition(";")[0].strip().lower()
+    kind = media_type(content_type)
     if kind == PROTOBUF:
         return parse_protobuf(body, max_spans=max_spans)
     if kind == JSON:
@@ -98,6 +98,11 @@ def parse(body: bytes, *, content_type: str, max_spans: int = MAX_SPANS) -> Expo
         status=415,
         reason=RejectReason.MALFORMED_REQUEST,
     )
+
+
+def media_type(content_type: str) -> str:
+    """A content type without its parameters, in lower case."""
+    return content_type.partition(";")[0].strip().lower()
 
 
 def parse_protobuf(body: bytes, *, max_spans: int = MAX_SPANS) -> ExportTraceServiceRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent import futures
 from typing import Any
@@ -17,16 +18,21 @@ from moetrace_collectors.access.control import AccessControl, Refusal, open_acce
 from moetrace_collectors.access.scopes import Scope
 from moetrace_collectors.access.tls import ServerTls
 from moetrace_collectors.errors import UsageError
-from moetrace_collectors.receivers.handler import OverloadedError, TraceHandler, response
+from moetrace_collectors.receivers.handler import (
+    NotDurableError,
+    OverloadedError,
+    TraceHandler,
+    Wire,
+    response,
+)
 from moetrace_collectors.receivers.listening import why_not
 from moetrace_collectors.receivers.otlp_body import BodyError, parse_protobuf, too_large
 from moetrace_collectors.receivers.wire_budget import MAX_SPANS
 from moetrace_schemas.enums import RefuseReason
 
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
-MAX_WORKERS = 4
 MAX_CONCURRENT = 16
-"""Calls at once; gRPC itself answers RESOURCE_EXHAUSTED to more."""
+"""Calls at once; gRPC itself answers RESOURCE_EXHAUSTED to more. A thread each: they share one fsync."""
 IDLE_CONNECTION_MS = 300_000
 """A connection without a call for so long is closed; a sender opens a new one by itself."""
 MAX_METADATA_BYTES = 16_384
@@ -42,24 +48,37 @@ class OtlpGrpcReceiver:
         host: str,
         port: int,
         max_message_bytes: int,
+        on_unread: Callable[[], None] = lambda: None,
         max_spans: int = MAX_SPANS,
         control: AccessControl | None = None,
         tls: ServerTls | None = None,
     ) -> None:
         """Bind; nothing is received before `start`.
 
+        Args:
+            handler: takes what comes.
+            host: address to listen on.
+            port: 0 for any free one.
+            max_message_bytes: after decompression.
+            on_unread: told of every call that ended before its message was read.
+            max_spans: of one request.
+            control: who may send, and how often; everybody by default.
+            tls: the server's certificate; plain by default.
+
         Raises:
             UsageError: the port is taken, or the host is not an address of this machine.
         """
         self._handler = handler
         self._max_message_bytes = max_message_bytes
+        self._call = threading.local()
         self._max_spans = max_spans
         self._control = control or open_access()
         self._server = grpc.server(
-            futures.ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="moetrace-grpc"),
-            interceptors=[_TokenInterceptor(self._control)],
+            _CallPool(self._call, on_unread),
+            interceptors=[_TokenInterceptor(self._control, self._call)],
             options=[
-                # gRPC refuses beyond this before we can count, so it lies above our own limit.
+                # Beyond this gRPC refuses by itself and tells us only that the call has ended, so it lies
+                # above our own limit.
                 ("grpc.max_receive_message_length", min(2 * max_message_bytes, 2**31 - 1)),
                 # Two collectors on one port would share its calls instead of one failing.
                 ("grpc.so_reuseport", 0),
@@ -94,28 +113,60 @@ class OtlpGrpcReceiver:
         self._server.stop(grace_s).wait()
 
     def _export(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+        self._call.is_read = True
         refusal = self._control.check_rate(_peer_host(context.peer()))
         if refusal is not None:
-            _set_retry_info(context, refusal.message, refusal.retry_after_s)
-            _abort(context.abort, grpc.StatusCode.RESOURCE_EXHAUSTED, refusal.message)
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED
+            _set_retry_info(context, code, refusal.message, refusal.retry_after_s)
+            _abort(context.abort, code, refusal.message)
         try:
             if len(body) > self._max_message_bytes:
                 raise too_large(self._max_message_bytes, "after decompression")
-            accepted = self._handler.take(parse_protobuf(body, max_spans=self._max_spans))
+            accepted = self._handler.take(parse_protobuf(body, max_spans=self._max_spans), Wire(body=body))
         except BodyError as error:
             self._handler.refuse(error.reason, str(error), body)
             _abort(context.abort, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except OverloadedError as error:
-            _set_retry_info(context, str(error), error.retry_after_s)
-            _abort(context.abort, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED
+            if isinstance(error, NotDurableError):
+                code = grpc.StatusCode.UNAVAILABLE
+            _set_retry_info(context, code, str(error), error.retry_after_s)
+            _abort(context.abort, code, str(error))
         return response(accepted).SerializeToString()
+
+
+class _CallPool(futures.ThreadPoolExecutor):
+    """Runs the calls, and sees those that end before `_export` has got their message.
+
+    gRPC refuses a message above its own limit, and notices a client that goes away, inside the task that it
+    gives to this pool: neither reaches a handler or an interceptor.
+    """
+
+    def __init__(self, call: threading.local, on_unread: Callable[[], None]) -> None:
+        super().__init__(MAX_CONCURRENT, thread_name_prefix="moetrace-grpc")
+        self._call = call
+        self._on_unread = on_unread
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
+        """See Executor."""
+
+        def run() -> Any:
+            self._call.is_read = False
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                if not self._call.is_read:
+                    self._on_unread()
+
+        return super().submit(run)
 
 
 class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
     """Refuses a call by its metadata, before its message is read."""
 
-    def __init__(self, control: AccessControl) -> None:
+    def __init__(self, control: AccessControl, call: threading.local) -> None:
         self._control = control
+        self._call = call
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         """Go on, or answer no."""
@@ -124,10 +175,10 @@ class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         refusal = self._control.check_token(
             token_of(authorization if isinstance(authorization, str) else ""), Scope.INGEST
         )
-        return continuation(details) if refusal is None else _refusing(refusal)
+        return continuation(details) if refusal is None else _refusing(refusal, self._call)
 
 
-def _refusing(refusal: Refusal) -> Any:
+def _refusing(refusal: Refusal, call: threading.local) -> Any:
     code = (
         grpc.StatusCode.PERMISSION_DENIED
         if refusal.reason is RefuseReason.MISSING_SCOPE
@@ -135,6 +186,7 @@ def _refusing(refusal: Refusal) -> Any:
     )
 
     def refuse(messages: Any, context: grpc.ServicerContext) -> bytes:
+        call.is_read = True  # turned away on purpose: counted as that
         context.abort(code, refusal.message)
         raise AssertionError("abort raises")
 
@@ -150,11 +202,13 @@ def _peer_host(peer: str) -> str:
     return unquote(rest).rpartition(":")[0].strip("[]")
 
 
-def _set_retry_info(context: grpc.ServicerContext, message: str, retry_after_s: int) -> None:
+def _set_retry_info(
+    context: grpc.ServicerContext, code: grpc.StatusCode, message: str, retry_after_s: int
+) -> None:
     # Without RetryInfo a sender takes RESOURCE_EXHAUSTED for final.
     retry = AnyMessage()
     retry.Pack(RetryInfo(retry_delay=Duration(seconds=retry_after_s)))
-    status = Status(code=grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], message=message, details=[retry])
+    status = Status(code=code.value[0], message=message, details=[retry])
     context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
 
 

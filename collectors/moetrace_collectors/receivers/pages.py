@@ -9,7 +9,7 @@ from collections.abc import Callable
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from moetrace_collectors.access.scopes import RouteScopes, Scope
@@ -103,6 +103,8 @@ class Pages:
                 body = await _read_body(request)
             sql = "\n".join(part for part in (request.query_params.get("query", ""), body) if part)
             if not sql and request.method == "GET":
+                if "text/html" in request.headers.get("accept", ""):
+                    return RedirectResponse("ui/")  # a browser, and so a person
                 # What a ClickHouse server says to a bare GET.
                 return PlainTextResponse("Ok.\n")
             query = _query(request, sql)

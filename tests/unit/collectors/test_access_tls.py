@@ -29,7 +29,7 @@ from moetrace_collectors.access.rate_limit import RateLimiter
 from moetrace_collectors.access.tls import ServerTls, TlsFiles
 from moetrace_collectors.access.tokens import TokenBook
 from moetrace_collectors.errors import UsageError
-from moetrace_collectors.receivers.handler import Accepted
+from moetrace_collectors.receivers.handler import Accepted, Wire
 from moetrace_collectors.receivers.http_server import HttpServer
 from moetrace_collectors.receivers.otlp_grpc import OtlpGrpcReceiver
 from moetrace_collectors.testing import SyntheticRun, request
@@ -190,7 +190,7 @@ class Taking:
     def __init__(self) -> None:
         self.taken = 0
 
-    def take(self, message: ExportTraceServiceRequest) -> Accepted:
+    def take(self, message: ExportTraceServiceRequest, wire: Wire | None = None) -> Accepted:
         """Count."""
         self.taken += 1
         return Accepted(rejected_spans=0, message="")
