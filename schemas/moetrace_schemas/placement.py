@@ -205,6 +205,8 @@ class PlacementTerms:
         self._check_weights()
 
     def _check_weights(self) -> None:
+        if not isinstance(self.weight_digests, Mapping):
+            raise PlacementError("placement weight_digests: name to hex digest expected")
         if len(self.weight_digests) > MAX_WEIGHTS:
             raise PlacementError(
                 f"placement weight_digests: {len(self.weight_digests)} given, at most {MAX_WEIGHTS}"

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from integration.collector_process import ROOT, environment, moetrace, rows
+from moetrace_collectors.ledger import ledger_rows
 from moetrace_collectors.sinks import clickhouse_rows
 from moetrace_collectors.testing import SyntheticRun
+from moetrace_schemas.clickhouse.render import migrations
 
 
 def run_python(code: str, *arguments: str) -> str:
@@ -31,11 +33,11 @@ def run_python(code: str, *arguments: str) -> str:
 def test_an_empty_store_is_migrated_once(tmp_path: Path) -> None:
     """`moetrace migrate` makes all tables, and a second time finds nothing to do."""
     first = moetrace("migrate", "--dir", str(tmp_path))
-    assert (first.returncode, first.stdout.count("applied ")) == (0, 8)
+    assert (first.returncode, first.stdout.count("applied ")) == (0, len(migrations()))
     second = moetrace("migrate", "--dir", str(tmp_path))
     assert (second.returncode, second.stdout.strip().endswith("database moetrace is current")) == (0, True)
     assert rows(tmp_path, "SELECT version FROM schema_migrations FINAL ORDER BY version") == [
-        {"version": version} for version in range(1, 9)
+        {"version": migration.version} for migration in migrations()
     ]
 
 
@@ -77,7 +79,7 @@ trees = [connection.query(f"EXPLAIN AST {statement}", "TSVRaw").bytes().decode()
 print(json.dumps(list(zip(statements, trees))))
 """
     pairs = json.loads(run_python(code))
-    assert len(pairs) == 9
+    assert len(pairs) == 1 + len(migrations())
     for statement, tree in pairs:
         assert "ON CLUSTER 'main'" in statement
         assert "CreateQuery" in tree
@@ -112,6 +114,9 @@ def test_rows_fill_every_column_of_their_tables() -> None:
         clickhouse_rows.event_rows([]),
     ):
         assert list(written.names) == tables.pop(written.table)
+    # The ledger is written row by row, in an order of its own.
+    assert set(ledger_rows.LEDGER_COLUMNS) == set(tables.pop(ledger_rows.LEDGER_TABLE))
+    assert list(ledger_rows.SLOT_COLUMNS) == tables.pop(ledger_rows.SLOTS_TABLE)
     assert list(tables) == ["schema_migrations"]
 
 
@@ -120,7 +125,7 @@ def test_print_shows_what_would_run() -> None:
     done = moetrace("migrate", "--print", "--cluster", "main", "--database", "moe")
     assert done.returncode == 0
     assert done.stdout.startswith("CREATE DATABASE IF NOT EXISTS moe ON CLUSTER 'main';")
-    assert done.stdout.count(";\n") == 9
+    assert done.stdout.count(";\n") == 1 + len(migrations())
 
 
 @pytest.mark.parametrize(

@@ -221,8 +221,8 @@ def overlap(rows: Rows) -> Finding:
     share = exchange / max(rank, 1)
     figure = (
         f"exchanges are {share:.0%} of the ranks' time; {beside / exchange:.0%} of it launched beside "
-        f"compute; {int(row['layers_with_shared_expert'])} layers with a shared expert, {int(row['microbatches'])} "
-        "microbatches"
+        f"compute; {int(row['layers_with_shared_expert'])} layers with a shared expert, "
+        f"{int(row['microbatches'])} microbatches"
     )
     if beside:
         return passed(figure, "exchanges are launched beside compute")
