@@ -25,8 +25,8 @@ EMPTY = -1
 MAX_VERSION = 2**31 - 1
 MAX_LAYERS = 4_096
 MAX_EXPERTS = 65_536
-MAX_CELLS = 4_194_304
-"""Slots over all layers: 1,024 layers x 4,096 slots."""
+MAX_CELLS = 1_048_576
+"""Slots over all layers: 256 layers x 4,096 slots."""
 MAX_TEXT = 256
 """Characters of a policy version or a service name."""
 MAX_WEIGHTS = 4_096
