@@ -88,7 +88,7 @@ def test_a_wrong_one_is_rejected_by_name(changes: dict[str, Any], reason: Reject
     assert detail in found.rejected[0].detail
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 64))
 def test_no_bytes_raise(block: bytes, cut: int) -> None:
     """Whatever the block holds, the sender gets an answer."""
