@@ -350,6 +350,13 @@ def test_counts_of_slots_are_stored_as_counts_of_experts(tmp_path: Path) -> None
             [1, 1, 1, 1, 1, 1, 1, 12],
             [12, 1, 1, 1, 1, 1, 1, 1],
         ]
+        # An epoch whose map nobody announced stays as it came, and readers are told.
+        process.post(counted(4, 9))
+        wait_for(process, "SELECT uniqExact(step) AS n FROM step_verdicts WHERE run_id = 'slots'", 4)
+        done = moetrace("load", "--run", "slots", "--url", process.http_address, "--json")
+        assert done.returncode == 0, done.stderr
+        warnings = json.loads(done.stdout)["warnings"]
+        assert any("8 under version 1, 8 under version 2, 12 under version 9" in text for text in warnings)
         assert process.terminate() == 0
 
 
