@@ -192,12 +192,20 @@ def step(
     microbatch: int = 0,
     cohort: str = "",
     warmup: bool | None = None,
+    dummy: bool = False,
 ) -> contextlib.AbstractContextManager[object]:
     """One step as a context manager; see `Tracer.step`. A no-op where no tracer runs."""
     tracer = _recording()
     if tracer is None:
         return contextlib.nullcontext()
-    return tracer.step(step, forward_mode=forward_mode, microbatch=microbatch, cohort=cohort, warmup=warmup)
+    return tracer.step(
+        step,
+        forward_mode=forward_mode,
+        microbatch=microbatch,
+        cohort=cohort,
+        warmup=warmup,
+        dummy=dummy,
+    )
 
 
 def phase(phase: Phase | str, *, layer: int | None = None) -> contextlib.AbstractContextManager[None]:

@@ -63,6 +63,31 @@ class TrafficRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ViolationCount:
+    """What contradicts the routing of one layer on one rank, how many times."""
+
+    layer: int
+    violation: int
+    """Wire code of moetrace_schemas.enums.RoutingViolation."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoactivationColumns:
+    """Pairs of experts that share tokens (moetrace_schemas.columns.COACTIVATION)."""
+
+    layer: IntArray
+    span: IntArray
+    """Wire codes of moetrace_schemas.enums.CoactivationSpan."""
+    first: IntArray
+    second: IntArray
+    count: IntArray
+
+    def __len__(self) -> int:
+        return len(self.layer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankStep:
     """One rank's step (or one microbatch of it), decoded and validated."""
 
@@ -85,9 +110,16 @@ class RankStep:
     model_version: str = ""
     cohort: str = ""
     placement_version: int = 0
+    sent_run_id: str = ""
+    """The run id on the wire, where another run had used it before; empty where `run_id` is it."""
     phases: PhaseColumns
     experts: tuple[ExpertCounts, ...] = ()
     traffic: tuple[TrafficRow, ...] = ()
+    violations: tuple[ViolationCount, ...] = ()
+    coactivation: CoactivationColumns | None = None
+    expected_sites: int = 0
+    """Wrapped call sites that should have fired in the step; 0 where the writer does not say."""
+    seen_sites: int = 0
 
     @property
     def key(self) -> tuple[str, int, int, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Protocol
 
 from moetrace.emit.base import PlacementEmitter
@@ -15,10 +15,13 @@ from moetrace.guard import Guard
 from moetrace.record.assembler import Assembler
 from moetrace.record.build import build_record
 from moetrace.record.sites import SiteTable
+from moetrace.record.types import StepRecord
 from moetrace.self_metrics import SelfMetrics
-from moetrace_schemas.enums import DropReason
+from moetrace_schemas.enums import DropReason, SkipReason
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from moetrace.emit.base import Emitter
     from moetrace.record.buffer import BufferPool, StepBuffer
     from moetrace.record.placement import PlacementRecord
@@ -47,8 +50,15 @@ class Owner(Protocol):
 class Drain:
     """Owns the drain thread and the emitters."""
 
-    def __init__(self, owner: Owner, emitters: list[Emitter]) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        emitters: list[Emitter],
+        on_record: Callable[[StepRecord], None] | None = None,
+    ) -> None:
+        """`on_record` looks at each record before it is emitted; a failure of it is counted and no more."""
         self._owner = owner
+        self._on_record = on_record
         self.emitters = emitters
         self._assembler = Assembler(owner.sites)
         self._pool: BufferPool | None = None
@@ -148,19 +158,36 @@ class Drain:
             # What is missing would show as time outside the layers: no record is better than a wrong one.
             metrics.dropped_intervals += buffer.overflow
             return DropReason.BUFFER_FULL
-        if buffer.start_mark < 0 or buffer.end_mark < 0 or not self._wait_until_ready(buffer):
+        track = buffer.track
+        if track.exhausted:
+            return DropReason.EVENT_POOL_EMPTY
+        if buffer.start_mark < 0 or buffer.end_mark < 0:
             return DropReason.EVENTS_UNRESOLVED
+        skipped: Counter[SkipReason] = Counter()
+        record: StepRecord | None = None
+        while record is None:
+            if not self._wait_until_ready(buffer):
+                return DropReason.EVENTS_UNRESOLVED
+            skipped.clear()
+            # Nothing, where a capture has begun meanwhile.
+            record = track.resolve(
+                lambda: build_record(buffer, self._assembler, self._owner.clock_name, skipped)
+            )
+        if track.stepped_aside:
+            skipped[SkipReason.ONE_QUEUE] += track.stepped_aside
+        metrics.skipped.update(skipped)
         metrics.dropped_intervals += sum(start < 0 or end < 0 for _, start, end, _ in buffer.intervals())
-        record = build_record(buffer, self._assembler, self._owner.clock_name)
         sites = self._owner.sites.sites
         metrics.seen_sites = sum(sites[number].per_step for number in record.seen_sites)
+        if self._on_record is not None:
+            guard.run("on_record", self._on_record, record)
         taken = [guard.run(f"emit.{emitter.name}", emitter.emit, record) for emitter in self.emitters]
         return None if all(taken) else DropReason.EXPORT_FAILED
 
     def _wait_until_ready(self, buffer: StepBuffer) -> bool:
         give_up = time.monotonic() + RESOLVE_TIMEOUT_S
         counter = buffer.counter
-        while not (buffer.track.ready() and (counter is None or counter.ready())):
+        while not (buffer.track.ready() and (counter is None or buffer.track.resolve(counter.ready))):
             if time.monotonic() > min(give_up, self._deadline):
                 return False
             time.sleep(POLL_S)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -24,6 +24,7 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 
 from moetrace.config import Config
 from moetrace.context import RankContext
+from moetrace.emit.credentials import LastAnswer, make_session
 from moetrace.emit.wire import AttributeValue, placement_attributes, span_attributes
 from moetrace.guard import Guard
 from moetrace.record.placement import PlacementRecord
@@ -32,6 +33,9 @@ from moetrace.self_metrics import SelfMetrics
 from moetrace_schemas import SCHEMA_VERSION, spans
 from moetrace_schemas.enums import DropReason
 from moetrace_schemas.identity import placement_span_id, span_id, trace_id
+
+if TYPE_CHECKING:
+    import requests
 
 logger = logging.getLogger("moetrace")
 BATCH = 32
@@ -61,8 +65,12 @@ class Identity(Protocol):
         ...
 
 
-def make_exporter(config: Config) -> SpanExporter:
-    """OTLP over HTTP with gzip to `config.endpoint`."""
+def make_exporter(config: Config, session: requests.Session | None = None) -> SpanExporter:
+    """OTLP over HTTP with gzip to `config.endpoint`.
+
+    What the configuration leaves open (headers, authority, client certificate) the exporter itself takes from
+    OTEL_EXPORTER_OTLP_TRACES_* and OTEL_EXPORTER_OTLP_*.
+    """
     from opentelemetry.exporter.otlp.proto.http import Compression
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
@@ -71,9 +79,12 @@ def make_exporter(config: Config) -> SpanExporter:
     return OTLPSpanExporter(
         endpoint=config.endpoint.rstrip("/") + "/v1/traces",
         headers=config.header_map,
+        certificate_file=config.ca_file or None,
+        client_certificate_file=config.client_certificate or None,
+        client_key_file=config.client_key or None,
+        session=session or QuickSession(),
         timeout=config.export_timeout_s,
         compression=Compression.NoCompression,  # the session does it, quicker
-        session=QuickSession(),
     )
 
 
@@ -92,7 +103,8 @@ class OtlpEmitter:
         self._identity = identity
         self._metrics = metrics
         self._config = config
-        self._exporter = exporter or make_exporter(config)
+        self._answers = LastAnswer()
+        self._exporter = exporter or make_exporter(config, make_session(config, self._answers))
         self._queue: deque[StepRecord] = deque()
         self._placements: deque[PlacementRecord] = deque(maxlen=PLACEMENTS)
         self._refusals = 0
@@ -262,9 +274,10 @@ class OtlpEmitter:
         if not self._warned:
             self._warned = True
             logger.warning(
-                "moetrace: the collector at %s does not take data; trying again in the background, "
+                "moetrace: the collector at %s does not take data%s; trying again in the background, "
                 "the model is not affected, drops are counted",
                 self._config.endpoint,
+                self._answers.advice(),
             )
 
 

@@ -6,9 +6,19 @@ from moetrace.context import RankContext
 from moetrace.record.placement import PlacementRecord
 from moetrace.record.types import StepRecord
 from moetrace_schemas import SCHEMA_VERSION, attributes
-from moetrace_schemas.columns import EXPERTS, PHASES, PLACEMENT, TRAFFIC, pack
-from moetrace_schemas.enums import COUNT_KIND_CODE, DIRECTION_CODE, PHASE_CODE, PlacementEvent
+from moetrace_schemas.columns import COACTIVATION, EXPERTS, PHASES, PLACEMENT, TRAFFIC, VIOLATIONS, pack
+from moetrace_schemas.enums import (
+    COACTIVATION_SPAN_CODE,
+    COUNT_KIND_CODE,
+    DIRECTION_CODE,
+    PHASE_CODE,
+    ROUTING_VIOLATION_CODE,
+    PlacementEvent,
+)
 from moetrace_schemas.placement import PlacementMap, canonical_json
+
+HIGHEST_COUNT = 2**32 - 1
+"""The wire's count of a violation is a uint32."""
 
 AttributeValue = str | int | float | bool | bytes
 
@@ -38,10 +48,19 @@ def span_attributes(
         attributes.PLACEMENT_VERSION: record.placement_version,
         attributes.COLUMNS_PHASES: _phases(record),
     }
+    if record.expected_sites:
+        values[attributes.COVERAGE_EXPECTED_SITES] = len(record.expected_sites)
+        values[attributes.COVERAGE_SEEN_SITES] = len(record.expected_sites & record.seen_sites)
+    if record.anchor_error_ns >= 0:
+        values[attributes.ANCHOR_ERROR_NS] = record.anchor_error_ns
     if record.experts:
         values[attributes.COLUMNS_EXPERTS] = _experts(record)
     if record.traffic:
         values[attributes.COLUMNS_TRAFFIC] = _traffic(record)
+    if record.violations:
+        values[attributes.COLUMNS_VIOLATIONS] = _violations(record)
+    if record.coactivation:
+        values[attributes.COLUMNS_COACTIVATION] = _coactivation(record)
     return values
 
 
@@ -131,4 +150,30 @@ def placement_block(placement: PlacementMap) -> bytes:
         PLACEMENT,
         [list(placement.layers), [len(row) for row in rows]],
         [expert for row in rows for expert in row],
+    )
+
+
+def _violations(record: StepRecord) -> bytes:
+    rows = record.violations
+    return pack(
+        VIOLATIONS,
+        [
+            [row.layer for row in rows],
+            [ROUTING_VIOLATION_CODE[row.violation] for row in rows],
+            [min(row.count, HIGHEST_COUNT) for row in rows],
+        ],
+    )
+
+
+def _coactivation(record: StepRecord) -> bytes:
+    rows = [(row, pair) for row in record.coactivation for pair in row.pairs]
+    return pack(
+        COACTIVATION,
+        [
+            [row.layer for row, _ in rows],
+            [COACTIVATION_SPAN_CODE[row.span] for row, _ in rows],
+            [first for _, (first, _, _) in rows],
+            [second for _, (_, second, _) in rows],
+            [tokens for _, (_, _, tokens) in rows],
+        ],
     )

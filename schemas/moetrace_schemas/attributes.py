@@ -27,9 +27,11 @@ SAMPLE_PERIOD = "moetrace.sample.period"
 STEP_WARMUP = "moetrace.step.warmup"
 """bool. Step marked as warm-up: kept, but left out of summaries."""
 CLOCK = "moetrace.clock"
-"""string. host or cuda: what timed the phases."""
+"""string. host, cuda, or device (events of another accelerator): what timed the phases."""
 DURATION_NS = "moetrace.duration.ns"
 """int. Step duration by the phases' own clock, ns. The span's start and end are unix time and only for drawing."""
+ANCHOR_ERROR_NS = "moetrace.anchor.error.ns"
+"""int. How far off the span's start may be, ns, where device events were tied to unix time; absent where the host's clock timed the step."""
 MODEL_NAME = "moetrace.model.name"
 """string. Model name."""
 MODEL_VERSION = "moetrace.model.version"
@@ -76,6 +78,14 @@ PLACEMENT_MEMORY_BYTES = "moetrace.placement.memory.bytes"
 """int. Memory of a rank that routed experts may use, bytes."""
 PLACEMENT_WEIGHTS = "moetrace.placement.weights"
 """string. Digests of weights: a JSON object, name to hex digest."""
+COLUMNS_VIOLATIONS = "moetrace.columns.violations"
+"""bytes. Packed routing violations of a checked step; absent where there are none."""
+COLUMNS_COACTIVATION = "moetrace.columns.coactivation"
+"""bytes. Packed co-activation of experts; on sampled steps only."""
+COVERAGE_EXPECTED_SITES = "moetrace.coverage.expected.sites"
+"""int. Wrapped call sites that should have fired in this step."""
+COVERAGE_SEEN_SITES = "moetrace.coverage.seen.sites"
+"""int. Those of them that did."""
 
 REQUIRED: tuple[str, ...] = (
     SCHEMA_VERSION,
@@ -124,6 +134,7 @@ TYPES: dict[str, str] = {
     STEP_WARMUP: "bool",
     CLOCK: "string",
     DURATION_NS: "int",
+    ANCHOR_ERROR_NS: "int",
     MODEL_NAME: "string",
     MODEL_VERSION: "string",
     COHORT: "string",
@@ -147,6 +158,10 @@ TYPES: dict[str, str] = {
     PLACEMENT_EXPERT_BYTES: "int",
     PLACEMENT_MEMORY_BYTES: "int",
     PLACEMENT_WEIGHTS: "string",
+    COLUMNS_VIOLATIONS: "bytes",
+    COLUMNS_COACTIVATION: "bytes",
+    COVERAGE_EXPECTED_SITES: "int",
+    COVERAGE_SEEN_SITES: "int",
 }
 """Attribute -> OTLP value type."""
 CARRIERS: dict[str, tuple[str, ...]] = {
@@ -164,6 +179,7 @@ CARRIERS: dict[str, tuple[str, ...]] = {
     STEP_WARMUP: ("moe.step",),
     CLOCK: ("moe.step",),
     DURATION_NS: ("moe.step",),
+    ANCHOR_ERROR_NS: ("moe.step",),
     MODEL_NAME: ("moe.step",),
     MODEL_VERSION: ("moe.step",),
     COHORT: ("moe.step",),
@@ -187,5 +203,9 @@ CARRIERS: dict[str, tuple[str, ...]] = {
     PLACEMENT_EXPERT_BYTES: ("moe.placement",),
     PLACEMENT_MEMORY_BYTES: ("moe.placement",),
     PLACEMENT_WEIGHTS: ("moe.placement",),
+    COLUMNS_VIOLATIONS: ("moe.step",),
+    COLUMNS_COACTIVATION: ("moe.step",),
+    COVERAGE_EXPECTED_SITES: ("moe.step",),
+    COVERAGE_SEEN_SITES: ("moe.step",),
 }
 """Attribute -> spans that hold it."""

@@ -33,11 +33,12 @@ def run_python(code: str, *arguments: str) -> str:
 def test_an_empty_store_is_migrated_once(tmp_path: Path) -> None:
     """`moetrace migrate` makes all tables, and a second time finds nothing to do."""
     first = moetrace("migrate", "--dir", str(tmp_path))
-    assert (first.returncode, first.stdout.count("applied ")) == (0, len(migrations()))
+    versions = [migration.version for migration in migrations()]
+    assert (first.returncode, first.stdout.count("applied ")) == (0, len(versions))
     second = moetrace("migrate", "--dir", str(tmp_path))
     assert (second.returncode, second.stdout.strip().endswith("database moetrace is current")) == (0, True)
     assert rows(tmp_path, "SELECT version FROM schema_migrations FINAL ORDER BY version") == [
-        {"version": migration.version} for migration in migrations()
+        {"version": version} for version in versions
     ]
 
 
@@ -82,10 +83,11 @@ print(json.dumps(list(zip(statements, trees))))
     assert len(pairs) == 1 + len(migrations())
     for statement, tree in pairs:
         assert "ON CLUSTER 'main'" in statement
-        assert "CreateQuery" in tree
+        assert "CreateQuery" in tree or "AlterQuery" in tree
     for statement, tree in pairs[1:]:
-        assert "Replicated" in statement
-        assert "MergeTree" in tree
+        if "CreateQuery" in tree:
+            assert "Replicated" in statement
+            assert "MergeTree" in tree
 
 
 def test_generated_tables_are_current() -> None:
@@ -108,16 +110,19 @@ def test_rows_fill_every_column_of_their_tables() -> None:
         name, _, body = part.partition("\n")
         tables[name] = [line.split("`")[1] for line in body.splitlines() if line.startswith("    `")]
     rank_steps = SyntheticRun(world_size=1).step(0)
+    filled = set()
     for written in (
         *clickhouse_rows.rank_step_rows(rank_steps, late=False),
         *clickhouse_rows.verdict_rows([]),
         clickhouse_rows.event_rows([]),
     ):
-        assert list(written.names) == tables.pop(written.table)
+        assert list(written.names) == tables[written.table]
+        filled.add(written.table)
     # The ledger is written row by row, in an order of its own.
-    assert set(ledger_rows.LEDGER_COLUMNS) == set(tables.pop(ledger_rows.LEDGER_TABLE))
-    assert list(ledger_rows.SLOT_COLUMNS) == tables.pop(ledger_rows.SLOTS_TABLE)
-    assert list(tables) == ["schema_migrations"]
+    assert set(ledger_rows.LEDGER_COLUMNS) == set(tables[ledger_rows.LEDGER_TABLE])
+    assert list(ledger_rows.SLOT_COLUMNS) == tables[ledger_rows.SLOTS_TABLE]
+    filled |= {ledger_rows.LEDGER_TABLE, ledger_rows.SLOTS_TABLE}
+    assert tables.keys() - filled == {"schema_migrations"}
 
 
 def test_print_shows_what_would_run() -> None:

@@ -99,6 +99,11 @@ class LedgerSink:
         self._verdicts = book.counter(metrics.PLACEMENT_VERDICTS_TOTAL)
         self._received = book.counter(metrics.COLLECTOR_PLACEMENTS_TOTAL)
 
+    @property
+    def has_unwritten(self) -> bool:
+        """See Sink."""
+        return bool(self._waiting)
+
     def take_placement(self, report: PlacementReport) -> None:
         """A mapping was announced or proposed."""
         if report.event is PlacementEvent.ANNOUNCED:

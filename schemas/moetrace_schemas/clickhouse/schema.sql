@@ -17,6 +17,28 @@ TTL toDateTime(time) + toIntervalDay(90)
 SETTINGS index_granularity = 8192
 COMMENT 'What the collector could not join or store as it came';
 
+CREATE TABLE moetrace.expert_coactivation
+(
+    `run_id` LowCardinality(String) COMMENT 'Run',
+    `step` UInt64 COMMENT 'Step number' CODEC(DoubleDelta, ZSTD(1)),
+    `layer` Int16 COMMENT 'MoE layer of the first expert' CODEC(ZSTD(1)),
+    `span` LowCardinality(String) COMMENT 'within: both of this layer, first < second; across: the second of the next MoE layer',
+    `forward_mode` LowCardinality(String) COMMENT 'train, prefill, decode or mixed',
+    `cohort` LowCardinality(String) COMMENT 'Allow-listed traffic cohort',
+    `rank` UInt32 COMMENT 'Global rank whose tokens were counted' CODEC(ZSTD(1)),
+    `microbatch` UInt16 COMMENT 'Microbatch' CODEC(ZSTD(1)),
+    `first` UInt16 COMMENT 'Logical expert' CODEC(ZSTD(1)),
+    `second` UInt16 COMMENT 'Logical expert' CODEC(ZSTD(1)),
+    `tokens` UInt32 COMMENT 'Tokens that both serve, padding left out' CODEC(ZSTD(1)),
+    `step_time` DateTime64(3) COMMENT 'Start of the step (unix time)' CODEC(Delta(8), ZSTD(1))
+)
+ENGINE = ReplacingMergeTree
+PARTITION BY toDate(step_time)
+ORDER BY (run_id, step, layer, span, forward_mode, rank, microbatch, first, second)
+TTL toDateTime(step_time) + toIntervalDay(30)
+SETTINGS index_granularity = 8192
+COMMENT 'Experts that serve the same tokens, of sampled steps and layers';
+
 CREATE TABLE moetrace.expert_loads
 (
     `run_id` LowCardinality(String) COMMENT 'Run',
@@ -131,7 +153,9 @@ CREATE TABLE moetrace.rank_steps
     `warmup` UInt8 COMMENT '1 = warm-up step' CODEC(ZSTD(1)),
     `late` UInt8 COMMENT '1 = arrived after its step had closed' CODEC(ZSTD(1)),
     `start_time` DateTime64(9) COMMENT 'Unix time by the rank\'s own clock; for drawing only' CODEC(Delta(8), ZSTD(1)),
-    `duration_ns` Int64 COMMENT 'Step duration on this rank, ns' CODEC(ZSTD(1))
+    `duration_ns` Int64 COMMENT 'Step duration on this rank, ns' CODEC(ZSTD(1)),
+    `expected_sites` UInt32 DEFAULT 0 COMMENT 'Wrapped call sites that should have fired; 0 = unknown' CODEC(ZSTD(1)),
+    `seen_sites` UInt32 DEFAULT 0 COMMENT 'Those of them that did' CODEC(ZSTD(1))
 )
 ENGINE = ReplacingMergeTree
 PARTITION BY toDate(start_time)
@@ -161,6 +185,26 @@ ORDER BY (run_id, step, layer, phase, source_rank, destination_ep_rank, microbat
 TTL toDateTime(step_time) + toIntervalDay(30)
 SETTINGS index_granularity = 8192
 COMMENT 'Rows and bytes from rank to rank';
+
+CREATE TABLE moetrace.routing_violations
+(
+    `run_id` LowCardinality(String) COMMENT 'Run',
+    `step` UInt64 COMMENT 'Step number' CODEC(DoubleDelta, ZSTD(1)),
+    `layer` Int16 COMMENT 'MoE layer' CODEC(ZSTD(1)),
+    `violation` LowCardinality(String) COMMENT 'Closed set RoutingViolation',
+    `forward_mode` LowCardinality(String) COMMENT 'train, prefill, decode or mixed',
+    `scope` LowCardinality(String) COMMENT 'rank: seen by the rank itself; group: seen over its expert-parallel group',
+    `rank` UInt32 COMMENT 'Global rank; of scope group, the lowest global rank of the group' CODEC(ZSTD(1)),
+    `microbatch` UInt16 COMMENT 'Microbatch' CODEC(ZSTD(1)),
+    `count` UInt64 COMMENT 'How many; the unit is that of the violation' CODEC(ZSTD(1)),
+    `step_time` DateTime64(3) COMMENT 'Start of the step (unix time)' CODEC(Delta(8), ZSTD(1))
+)
+ENGINE = ReplacingMergeTree
+PARTITION BY toDate(step_time)
+ORDER BY (run_id, step, layer, violation, forward_mode, scope, rank, microbatch)
+TTL toDateTime(step_time) + toIntervalDay(90)
+SETTINGS index_granularity = 8192
+COMMENT 'Contradictions in routing receipts of checked steps';
 
 CREATE TABLE moetrace.schema_migrations
 (
