@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from integration.collector_process import ROOT, environment, moetrace, rows
+from moetrace_collectors.ledger import ledger_rows
 from moetrace_collectors.sinks import clickhouse_rows
 from moetrace_collectors.testing import SyntheticRun
 from moetrace_schemas.clickhouse.render import migrations
@@ -117,6 +118,10 @@ def test_rows_fill_every_column_of_their_tables() -> None:
     ):
         assert list(written.names) == tables[written.table]
         filled.add(written.table)
+    # The ledger is written row by row, in an order of its own.
+    assert set(ledger_rows.LEDGER_COLUMNS) == set(tables[ledger_rows.LEDGER_TABLE])
+    assert list(ledger_rows.SLOT_COLUMNS) == tables[ledger_rows.SLOTS_TABLE]
+    filled |= {ledger_rows.LEDGER_TABLE, ledger_rows.SLOTS_TABLE}
     assert tables.keys() - filled == {"schema_migrations"}
 
 
