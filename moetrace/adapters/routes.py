@@ -47,7 +47,7 @@ class RouteReader:
         given = (*args, *kwargs.values())
         if not self._at_router:
             self._tensors(counter, index, given)
-        elif (ids := _ids(given, self._num_experts, self._top_k)) is not None:
+        elif counter.checking and (ids := _ids(given, self._num_experts, self._top_k)) is not None:
             counter.add_executed(index, ids)
 
     def _sizes(self, counter: RouteCounter, index: int, items: Any) -> bool:
@@ -61,8 +61,7 @@ class RouteReader:
         ids = _ids(items, self._num_experts, self._top_k)
         if ids is not None:
             counter.add(index, ids)
-            weights = _weights(items, ids, self._num_experts)
-            if weights is not None:
+            if counter.checking and (weights := _weights(items, ids, self._num_experts)) is not None:
                 counter.check_weights(index, weights)
             return ids
         integers = (item for item in items if _is_tensor(item) and _is_discrete(item))
