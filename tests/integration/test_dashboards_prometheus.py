@@ -44,7 +44,12 @@ VARIABLES = {
     "$layer": "(0|1)",
     "$model_version": ".*",
 }
-QUIET_WHEN_HEALTHY = {"Store trouble", "Tracer: steps dropped", "Tracer: faults"}
+QUIET_WHEN_HEALTHY = {
+    "Store trouble",
+    "Tracer: steps dropped",
+    "Tracer: faults",
+    "Routing that contradicts itself, by reason",
+}
 """Panels of counters that do not exist until something is wrong; promtool tests have them with data."""
 
 
