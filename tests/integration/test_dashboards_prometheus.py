@@ -52,8 +52,9 @@ QUIET_WHEN_HEALTHY = {
     "Tracer: steps dropped",
     "Tracer: faults",
     "Changes judged in an hour",
+    "Routing that contradicts itself, by reason",
 }
-"""Panels of counters that do not exist until something happens; promtool tests have alerts with data."""
+"""Panels of counters that do not exist until something happens; promtool tests have them with data."""
 
 
 def expand(expr: str) -> str:
