@@ -53,6 +53,8 @@ class Config:
     """Step buffers; a sampled step is dropped (and counted) when all are in use."""
     max_intervals: int = 4096
     """Intervals that one step may record; a step with more is dropped (and counted)."""
+    kernels: bool = False
+    """Wrapped calls can name their kernels to CUPTI, for `Tracer.kernels`."""
     nvtx: bool = False
     """NVTX ranges around wrapped calls, in every step."""
     queue_steps: int = 256

@@ -39,6 +39,7 @@ from moetrace_schemas.identity import is_sampled
 if TYPE_CHECKING:
     from moetrace.emit.base import Emitter
     from moetrace.instrument.coverage import CoverageReport
+    from moetrace.instrument.cupti_source import KernelTrace
     from moetrace.instrument.routing import CountSite, StepCounter
 
 logger = logging.getLogger("moetrace")
@@ -320,6 +321,22 @@ class Tracer:
             known = self.sites.add(phase_site(phase, layer)), TorchState(), self._graph_key
             self._phase_sites[(phase, layer)] = known
         return PhaseScope(self, *known)
+
+    def kernels(self) -> KernelTrace:
+        """A stretch whose kernels are attributed to phases: `with tracer.kernels() as trace: ...`.
+
+        A diagnosis: its end waits for the device, and `trace.report` is there afterwards.
+
+        Raises:
+            ConfigError: not asked for with kernels=True, or CUPTI cannot be had.
+        """
+        from moetrace.instrument.cupti_source import KernelTrace, load_cupti
+
+        if not self.config.kernels:
+            raise ConfigError("kernels(): needs init(kernels=True), so that calls are wrapped for it")
+        import torch
+
+        return KernelTrace(self.sites, load_cupti(), torch.cuda.synchronize)
 
     def placement(self, version: int) -> None:
         """The version of the expert placement in force from the next step on; 0 or more."""

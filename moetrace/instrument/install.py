@@ -179,7 +179,7 @@ class Installer:
         site = tracer.sites.add(Site(target.role, target.phase, target.layer, target.name, target.per_step))
 
         def make(current: Callable[..., Any]) -> Callable[..., Any]:
-            current = self.with_range(current, tracer.sites.sites[site])
+            current = self.with_range(current, site)
             if target.call is Call.LAUNCH:
                 return timed_launch(current, tracer, site, handle_of)
             if target.call is Call.RECEIVE:
@@ -194,15 +194,23 @@ class Installer:
         patches.replace(target.owner, target.attribute, make)
         patches.sites.append(site)
 
-    def with_range(self, function: Callable[..., Any], site: Site) -> Callable[..., Any]:
-        """The callable in an NVTX range, where those were asked for and can be had."""
-        if not self.tracer.config.nvtx:
-            return function
-        from moetrace.instrument.nvtx import label_of, nvtx_functions, ranged
+    def with_range(self, function: Callable[..., Any], number: int) -> Callable[..., Any]:
+        """The callable with its launches named to profilers, where that was asked for and can be had."""
+        config, site = self.tracer.config, self.tracer.sites.sites[number]
+        if config.kernels:
+            from moetrace.instrument.cupti_source import LaunchIds
+            from moetrace.instrument.nvtx import ranged
 
-        if self._nvtx is None:
-            self._nvtx = nvtx_functions()
-        return function if isinstance(self._nvtx, str) else ranged(function, label_of(site), *self._nvtx)
+            ids = LaunchIds(number)
+            function = ranged(function, site.name, ids.push, ids.pop)
+        if config.nvtx:
+            from moetrace.instrument.nvtx import label_of, nvtx_functions, ranged
+
+            if self._nvtx is None:
+                self._nvtx = nvtx_functions()
+            if not isinstance(self._nvtx, str):
+                function = ranged(function, label_of(site), *self._nvtx)
+        return function
 
     def _place_count(self, patches: Patches, target: Target, count: Count, index: int) -> None:
         source_side = target.count_kind is not CountKind.RECEIVED
