@@ -45,6 +45,8 @@ class Config:
     """`auto` (events of the device that the model is on), `host`, `cuda`, or `device`: torch.Event."""
     backward: bool = True
     """Whether backward is recorded by phase, from hooks at autograd boundaries; False: it is `outside`."""
+    compiled: bool = True
+    """Whether graphs of torch.compile hold marks and counts; False: nothing is recorded inside of them."""
     jsonl_dir: str = ""
     """Directory for one JSONL file per rank; empty writes none."""
     warmup_steps: int = 0

@@ -144,7 +144,9 @@ class Installer:
         self.tracer.set_count_sites(count_sites, _device_of(model))
         if isinstance(self._nvtx, str):
             skipped.append(("nvtx ranges", self._nvtx))
-        if not compiled.AVAILABLE:
+        if not self.tracer.config.compiled:
+            skipped.append(("compiled graphs", "switched off (compiled=False): nothing is recorded there"))
+        elif not compiled.AVAILABLE:
             skipped.append(
                 ("compiled graphs", "this torch keeps no marks in them: nothing is recorded there")
             )
