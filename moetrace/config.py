@@ -15,6 +15,16 @@ from moetrace_schemas.enums import ForwardMode
 from moetrace_schemas.identity import RUN_ID_PATTERN
 
 ENVIRONMENT_PREFIX = "MOETRACE_"
+LOWEST = {
+    "buffers": 1,
+    "max_intervals": 16,
+    "queue_steps": 1,
+    "warmup_steps": 0,
+    "check_steps": 0,
+    "coactivation_steps": 0,
+    "coactivation_layers": 1,
+}
+"""Smallest values of whole numbers."""
 MOST_INTERVALS = 32_767
 """An interval makes at most two rows, and the wire numbers rows of one kind with a uint16."""
 
@@ -30,7 +40,15 @@ class Config:
     endpoint: str = "http://127.0.0.1:4318"
     """Base URL of the collector's OTLP/HTTP receiver; empty sends nothing."""
     headers: str = field(default="", repr=False)
-    """Extra HTTP headers, `name=value,name=value` (for example a bearer token)."""
+    """Extra HTTP headers, `name=value,name=value`."""
+    token_file: str = ""
+    """File with the bearer token for the collector, read again when it changes (rotation)."""
+    ca_file: str = ""
+    """PEM file of the authority of the collector's certificate; empty: those that the system trusts."""
+    client_certificate: str = ""
+    """PEM file of this process's certificate, for a collector that asks for one."""
+    client_key: str = ""
+    """PEM file of its key; empty where the certificate's file holds it."""
     sample: str = "1/1"
     """`1/N`: one step in N, by hash of run and step, the same steps on all ranks. `0` samples nothing."""
     forward_mode: ForwardMode = ForwardMode.TRAIN
@@ -55,6 +73,15 @@ class Config:
     """Step buffers; a sampled step is dropped (and counted) when all are in use."""
     max_intervals: int = 4096
     """Intervals that one step may record; a step with more is dropped (and counted)."""
+    check_steps: int = 20
+    """Every so many recorded steps, and in the first, routing is checked (duplicates, weights, what experts
+    were called with); 0 never."""
+    coactivation_steps: int = 0
+    """Every so many recorded steps, and in the first, pairs of experts that serve the same token are counted;
+    0 never."""
+    coactivation_layers: int = 4
+    """Layers that are counted at once, the next ones in the next such step. Each needs 8 bytes x E x E; all
+    together 64 MiB at the most."""
     kernels: bool = False
     """Wrapped calls can name their kernels to CUPTI, for `Tracer.kernels`."""
     nvtx: bool = False
@@ -75,11 +102,17 @@ class Config:
                 raise ConfigError(f"endpoint={self.endpoint!r}: a URL like http://127.0.0.1:4318 expected")
         if self.clock not in ("auto", "host", "cuda", "device"):
             raise ConfigError(f"clock={self.clock!r}: one of auto, host, cuda, device expected")
-        for name, low in (("buffers", 1), ("max_intervals", 16), ("queue_steps", 1), ("warmup_steps", 0)):
+        for name, low in LOWEST.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name}={getattr(self, name)}: {low} or more expected")
         if self.max_intervals > MOST_INTERVALS:
             raise ConfigError(f"max_intervals={self.max_intervals}: {MOST_INTERVALS} or less expected")
+        for name in ("token_file", "ca_file", "client_certificate", "client_key"):
+            path = getattr(self, name)
+            if path and not os.path.isfile(path):
+                raise ConfigError(f"{name}={path!r}: no such file")
+        if self.client_key and not self.client_certificate:
+            raise ConfigError("client_key needs client_certificate")
         for name in ("export_timeout_s", "shutdown_timeout_s"):
             if not 0 < getattr(self, name) < 3600:
                 raise ConfigError(f"{name}={getattr(self, name)}: seconds between 0 and 3600 expected")

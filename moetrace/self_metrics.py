@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from moetrace_schemas.enums import DropReason, SkipReason
+from moetrace_schemas.enums import DropReason, RoutingViolation, SkipReason
 
 
 @dataclass(slots=True)
@@ -29,6 +29,8 @@ class SelfMetrics:
     expected_sites: int = 0
     seen_sites: int = 0
     queue_steps: int = 0
+    violations: Counter[RoutingViolation] = field(default_factory=Counter)
+    """Contradictions in the routing of this rank."""
 
     def drop(self, reason: DropReason, count: int = 1) -> None:
         """Count dropped steps."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from moetrace.record.placement import PlacementRecord
 from moetrace.record.types import StepRecord
 from moetrace.timing.cuda_events import CudaClock
 
@@ -16,6 +17,7 @@ class MemoryEmitter:
 
     def __init__(self) -> None:
         self.records: list[StepRecord] = []
+        self.placements: list[PlacementRecord] = []
         self._arrived = threading.Condition()
 
     def emit(self, record: StepRecord) -> None:
@@ -23,6 +25,10 @@ class MemoryEmitter:
         with self._arrived:
             self.records.append(record)
             self._arrived.notify_all()
+
+    def emit_placement(self, record: PlacementRecord) -> None:
+        """Keep one placement."""
+        self.placements.append(record)
 
     def wait_for(self, count: int, timeout_s: float = 10.0) -> list[StepRecord]:
         """The first `count` records, once they are there.

@@ -144,6 +144,12 @@ class TracedCounter:
     def add_rows(self, index: int, expert: int, rows: int) -> None:
         """Numbers of the host are not known while a graph is traced: they stay missing."""
 
+    def add_executed(self, index: int, expert_ids: Any) -> None:
+        """Not in a graph: what the experts are called with is compared where calls are not compiled."""
+
+    def check_weights(self, index: int, weights: Any) -> None:
+        """Not in a graph: weights are checked where calls are not compiled."""
+
 
 # --- run: what the ops do when the graph runs --------------------------------------------------------
 

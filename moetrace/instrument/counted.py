@@ -29,6 +29,12 @@ class RecomputeCounter:
         """All pairs of one call."""
         self._counter.add_recompute(index, expert_ids)
 
+    def add_executed(self, index: int, expert_ids: Any) -> None:
+        """Those are the pairs of the router again."""
+
+    def check_weights(self, index: int, weights: Any) -> None:
+        """They were checked in the forward."""
+
     def add_mask(self, index: int, mask: Any, pairs: int) -> None:
         """All pairs of one call."""
         self._counter.add_recompute_pairs(index, pairs)

@@ -118,6 +118,22 @@ class LaunchIds:
 _calls = itertools.count(1)
 
 
+def kernel_trace(sites: SiteTable, *, wrapped: bool) -> KernelTrace:
+    """One stretch, to be entered; its `report` is there once it was left.
+
+    Its end waits for the device.
+
+    Raises:
+        ConfigError: calls were not wrapped for it, or CUPTI cannot be had.
+    """
+    if not wrapped:
+        raise ConfigError("kernels(): needs init(kernels=True), so that calls are wrapped for it")
+    cupti = load_cupti()
+    import torch
+
+    return KernelTrace(sites, cupti, torch.cuda.synchronize)
+
+
 def load_cupti() -> Any:
     """The package's module.
 

@@ -82,7 +82,7 @@ def _wrap_part(
         installer.loose_sites.append(site)
         return make(function)
     installer.hand_written.replace(function, "forward", make)
-    installer.hand_written.sites.append(site)
+    installer.hand_written.sites[site] = (function, "forward")
     return function
 
 

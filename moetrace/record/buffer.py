@@ -35,6 +35,7 @@ class StepBuffer:
         "counter",
         "end_mark",
         "ended",
+        "expected_sites",
         "forward_mode",
         "in_flight",
         "launches",
@@ -87,6 +88,7 @@ class StepBuffer:
         warmup: bool = False,
         placement_version: int = 0,
         start_unix_ns: int = 0,
+        expected_sites: frozenset[int] = frozenset(),
     ) -> None:
         """Start recording a step into this buffer."""
         self.step = step
@@ -96,6 +98,7 @@ class StepBuffer:
         self.warmup = warmup
         self.placement_version = placement_version
         self.start_unix_ns = start_unix_ns
+        self.expected_sites = expected_sites
         self.compiled_graphs = 0
         """Graphs that torch.compile had made when the step began."""
         self.length = 0

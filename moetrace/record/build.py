@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from moetrace.record.assembler import STREAM_SHIFT, Assembler
 from moetrace.record.buffer import StepBuffer
+from moetrace.record.receipts import settle
 from moetrace.record.replays import replayed_calls
 from moetrace.record.types import PhaseRow, StepRecord, TrafficRecord
 from moetrace_schemas.columns import RowFlag
@@ -25,11 +26,12 @@ def build_record(
     """
     to_ns, stream = buffer.track.nanoseconds, buffer.track.stream
     start, end = to_ns(buffer.start_mark), to_ns(buffer.end_mark)
-    calls = [
-        (site, to_ns(first), to_ns(last), flags | stream(last) << STREAM_SHIFT)
-        for site, first, last, flags in buffer.intervals()
-        if first >= 0 and last >= 0
-    ]
+    calls, unstamped = [], set()
+    for site, first, last, flags in buffer.intervals():
+        if first >= 0 and last >= 0:
+            calls.append((site, to_ns(first), to_ns(last), flags | stream(last) << STREAM_SHIFT))
+        else:
+            unstamped.add(site)
     calls.extend(replayed_calls(buffer.replays, buffer.track, skipped))
     placed = buffer.track.placed()
     traffic = _summed(
@@ -37,6 +39,15 @@ def build_record(
         for layer, phase, row_bytes, rows in buffer.traffic
     )
     phases = assembler.rows(calls, start, end, microbatch=buffer.microbatch)
+    counter = buffer.counter
+    settled = settle(
+        counter.rows() if counter is not None else (),
+        counter.sites if counter is not None else (),
+        traffic=traffic,
+        seen=counter.violations() if counter is not None else (),
+        placement_version=buffer.placement_version,
+        checking=counter is not None and counter.checking,
+    )
     return StepRecord(
         step=buffer.step,
         microbatch=buffer.microbatch,
@@ -49,9 +60,13 @@ def build_record(
         anchor_error_ns=-1 if placed is None else placed.error_ns,
         duration_ns=end - start,
         phases=_with_rows(phases, traffic, _local_rows(buffer)),
-        experts=buffer.counter.rows() if buffer.counter is not None else (),
+        experts=settled.experts,
         traffic=traffic,
+        violations=settled.violations,
+        coactivation=counter.coactivation_rows() if counter is not None else (),
+        expected_sites=buffer.expected_sites,
         seen_sites=frozenset(call[0] for call in calls),
+        unstamped_sites=frozenset(unstamped),
     )
 
 

@@ -235,3 +235,41 @@ def test_the_position_in_the_expert_parallel_group_comes_from_the_model(
     assert [rank["ep"] for rank in cases[case]] == [[0, RANKS, 0], [1, RANKS, 0]]
     for rank in cases[case]:
         assert rank["coverage"][1] > 0
+
+
+@every_case
+def test_no_receipt_contradicts_itself(cases: dict[str, Case], folder: Path, case: str) -> None:
+    """Real routers, dispatchers and experts of two ranks: nothing was counted, by rank or by group."""
+    assert all(step["violations"] == [] for rank in cases[case] for step in rank["steps"])
+    assert rows(folder / "run", "SELECT * FROM routing_violations FINAL") == []
+
+
+@every_case
+def test_coverage_and_pairs_of_experts_arrive(cases: dict[str, Case], folder: Path, case: str) -> None:
+    """Each rank's call sites, all of which fired; and pairs that are those of the routers' own choices.
+
+    A sample that comes while the last one is being read is left out, so not every step need have one.
+    """
+    found = rows(
+        folder / "run",
+        f"SELECT DISTINCT expected_sites, seen_sites FROM rank_steps FINAL WHERE run_id = '{case}'",
+    )
+    assert found
+    assert all(row["expected_sites"] == row["seen_sites"] > 0 for row in found)
+    stored = rows(
+        folder / "run",
+        "SELECT rank, step, layer, first, second, tokens FROM expert_coactivation FINAL "
+        f"WHERE run_id = '{case}' AND span = 'within'",
+    )
+    pairs = {
+        (r["rank"], int(r["step"]), r["layer"], r["first"], r["second"]): int(r["tokens"]) for r in stored
+    }
+    sampled = {pair[:2] for pair in pairs}
+    assert {(0, 0), (1, 0)} <= sampled
+    assert pairs == {
+        (rank, number, int(layer), first, second): tokens
+        for rank, seen in enumerate(cases[case])
+        for number, step in enumerate(seen["steps"])
+        if (rank, number) in sampled
+        for layer, first, second, tokens in step["pairs"]
+    }

@@ -12,7 +12,7 @@ import torch
 from moetrace.errors import ConfigError
 from moetrace.testing import FakeDevice, FakeEvent
 from moetrace.timing.accelerator import AcceleratorClock, AcceleratorDevice
-from moetrace.tracer import _clock_for
+from moetrace.timing.choice import clock_for
 
 
 class Event(FakeEvent):
@@ -62,15 +62,15 @@ def test_an_accelerator_without_timing_events_is_timed_by_the_host_with_a_warnin
 
     monkeypatch.setattr(torch, "Event", refuse)
     with caplog.at_level(logging.WARNING):
-        assert _clock_for("auto", "xpu").name == "host"
+        assert clock_for("auto", "xpu").name == "host"
     assert "no timing events for xpu (no timing)" in caplog.text
     with pytest.raises(ConfigError, match=r"clock='device': torch has no timing events for xpu here"):
-        _clock_for("device", "xpu")
+        clock_for("device", "xpu")
 
 
 def test_without_any_accelerator_the_device_clock_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line that says what to set instead."""
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
     with pytest.raises(ConfigError, match="auto or host expected"):
-        _clock_for("device", "cpu")
-    assert _clock_for("auto", "cpu").name == "host"
+        clock_for("device", "cpu")
+    assert clock_for("auto", "cpu").name == "host"

@@ -227,7 +227,8 @@ def test_activation_recompute_is_cut_out_tagged_and_counted_once(
         "0 expert_gemm 4 recompute",
     ]
     counts = {row.kind: sum(row.counts) for row in step.experts}
-    assert counts == {CountKind.ROUTED: 6, CountKind.RECOMPUTE: 6}
+    source_side = {kind: counts[kind] for kind in (CountKind.ROUTED, CountKind.RECOMPUTE)}
+    assert source_side == {CountKind.ROUTED: 6, CountKind.RECOMPUTE: 6}
 
 
 def test_gradients_are_those_of_the_untraced_model(record: Make) -> None:

@@ -9,7 +9,7 @@ from moetrace.emit.prometheus import PrometheusEmitter
 from moetrace.guard import Guard
 from moetrace.self_metrics import SelfMetrics
 from moetrace_schemas import metrics as catalogue
-from moetrace_schemas.enums import DropReason, SkipReason
+from moetrace_schemas.enums import DropReason, RoutingViolation, SkipReason
 
 from .records import step_record
 
@@ -37,6 +37,10 @@ moetrace_self_expected_sites 13.0
 # HELP moetrace_self_seen_sites Wrapped call sites that fired in the last sampled step.
 # TYPE moetrace_self_seen_sites gauge
 moetrace_self_seen_sites 12.0
+# HELP moetrace_self_routing_violations_total Contradictions in the routing of checked steps of this rank, \
+by reason (ENUMS.md says the unit of each).
+# TYPE moetrace_self_routing_violations_total counter
+moetrace_self_routing_violations_total{reason="conservation"} 6.0
 # HELP moetrace_self_export_queue_steps Steps waiting for the exporter.
 # TYPE moetrace_self_export_queue_steps gauge
 moetrace_self_export_queue_steps 4.0
@@ -53,6 +57,7 @@ def registry() -> CollectorRegistry:
     metrics.drop(DropReason.EXPORT_QUEUE_FULL, 2)
     metrics.skipped[SkipReason.CUDA_GRAPH] = 5
     metrics.expected_sites, metrics.seen_sites, metrics.queue_steps = 13, 12, 4
+    metrics.violations[RoutingViolation.CONSERVATION] += 6
     guard.caught("counts", ValueError())
     return registry
 
