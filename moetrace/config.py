@@ -64,6 +64,8 @@ class Config:
     """`auto` (events of the device that the model is on), `host`, `cuda`, or `device`: torch.Event."""
     backward: bool = True
     """Whether backward is recorded by phase, from hooks at autograd boundaries; False: it is `outside`."""
+    compiled: bool = True
+    """Whether graphs of torch.compile hold marks and counts; False: nothing is recorded inside of them."""
     jsonl_dir: str = ""
     """Directory for one JSONL file per rank; empty writes none."""
     warmup_steps: int = 0
@@ -81,6 +83,8 @@ class Config:
     coactivation_layers: int = 4
     """Layers that are counted at once, the next ones in the next such step. Each needs 8 bytes x E x E; all
     together 64 MiB at the most."""
+    kernels: bool = False
+    """Wrapped calls can name their kernels to CUPTI, for `Tracer.kernels`."""
     nvtx: bool = False
     """NVTX ranges around wrapped calls, in every step."""
     queue_steps: int = 256

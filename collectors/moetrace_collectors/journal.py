@@ -15,6 +15,7 @@ from moetrace_collectors.errors import UsageError
 from moetrace_collectors.intake import Arrival
 from moetrace_collectors.receivers.handler import Wire
 from moetrace_collectors.receivers.otlp_body import BodyError, decompress, parse_protobuf
+from moetrace_collectors.receivers.wire_budget import MAX_MESSAGES
 from moetrace_collectors.wal.frames import REQUESTS, FrameKind
 from moetrace_collectors.wal.log import Position, WalUnavailableError, WriteAheadLog
 from moetrace_collectors.wal.recovery import Recovery, recover
@@ -150,7 +151,9 @@ class Journal:
             plain = decompress(
                 body, encoding="gzip" if is_gzip else "", max_bytes=self._max_decompressed_bytes
             )
-            decoded = decode(parse_protobuf(plain), max_world_size=self._max_world_size)
+            decoded = decode(
+                parse_protobuf(plain, max_spans=MAX_MESSAGES), max_world_size=self._max_world_size
+            )
         except BodyError as error:
             # Its CRC is right and it was decoded once: only lower limits than last time can be the reason.
             logger.warning("a request of the write-ahead log is passed over: %s", error)

@@ -80,17 +80,15 @@ def make_exporter(config: Config, session: requests.Session | None = None) -> Sp
     from opentelemetry.exporter.otlp.proto.http import Compression
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    from moetrace.emit.quick_session import QuickSession
-
     return OTLPSpanExporter(
         endpoint=config.endpoint.rstrip("/") + "/v1/traces",
         headers=config.header_map,
         certificate_file=config.ca_file or None,
         client_certificate_file=config.client_certificate or None,
         client_key_file=config.client_key or None,
-        session=session or QuickSession(),
         timeout=config.export_timeout_s,
         compression=Compression.NoCompression,  # the session does it, quicker
+        session=session or make_session(config, LastAnswer()),
     )
 
 

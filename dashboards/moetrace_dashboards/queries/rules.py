@@ -204,7 +204,8 @@ STORE_ERRORS = (
     "sum by (job, instance) (increase(moetrace_collector_stored_rows_total[5m])) > 0"
 )
 ROLLBACK_TARGET = (
-    "{{ with printf \"moetrace_placement_previous_version{run_id='%s'}\" $labels.run_id | query }}"
+    "{{ with printf \"moetrace_placement_rollback_version{run_id='%[1]s'} or "
+    "moetrace_placement_previous_version{run_id='%[1]s'}\" $labels.run_id | query }}"
     "{{ . | first | value }}{{ else }}unknown{{ end }}"
 )
-"""Template: the epoch to go back to."""
+"""Template: the epoch to go back to, as it was announced, else the one before."""
