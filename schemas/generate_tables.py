@@ -49,7 +49,8 @@ def describe() -> list[dict[str, Any]]:
         connection = chdb.connect(f"{directory}/store")
         connection.query(render.create_database(database=DATABASE))
         for migration in render.read_files():
-            connection.query(render.render(migration.template, database=DATABASE))
+            for statement in render.statements(migration.template, database=DATABASE):
+                connection.query(statement)
         tables = _rows(
             connection,
             "SELECT name, comment, engine, partition_key, sorting_key, "
@@ -85,8 +86,7 @@ def tables_catalogue(tables: list[dict[str, Any]]) -> str:
         parts += [
             f"\n## {table['name']}",
             f"{table['comment']}.\n",
-            f"Engine `{table['engine']}`; ordered by `{table['sorting_key']}`; "
-            f"partitioned by `{table['partition_key'] or '-'}`.\n",
+            _kind(table),
             "| column | type | meaning |",
             "|---|---|---|",
         ]
@@ -94,6 +94,15 @@ def tables_catalogue(tables: list[dict[str, Any]]) -> str:
             f"| `{column['name']}` | {column['type']} | {column['comment']} |" for column in table["columns"]
         ]
     return "\n".join(parts) + "\n"
+
+
+def _kind(table: dict[str, Any]) -> str:
+    if table["engine"].endswith("View"):
+        return f"`{table['engine']}`.\n"
+    return (
+        f"Engine `{table['engine']}`; ordered by `{table['sorting_key']}`; "
+        f"partitioned by `{table['partition_key'] or '-'}`.\n"
+    )
 
 
 def main() -> int:

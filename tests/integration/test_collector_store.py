@@ -107,7 +107,7 @@ def test_rows_fill_every_column_of_their_tables() -> None:
         tables[name] = [line.split("`")[1] for line in body.splitlines() if line.startswith("    `")]
     rank_steps = SyntheticRun(world_size=1).step(0)
     for written in (
-        *clickhouse_rows.rank_step_rows(rank_steps, late=False),
+        *clickhouse_rows.rank_step_rows(rank_steps, late=False, received_unix_ms=0),
         *clickhouse_rows.verdict_rows([]),
         clickhouse_rows.event_rows([]),
     ):

@@ -11,17 +11,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from moetrace_collectors.events import CollectorEvent
-from moetrace_collectors.model import RankStep
+from moetrace_collectors.model import IntArray, RankStep
 from moetrace_collectors.sinks.base import StepResult
 from moetrace_schemas import identity
 from moetrace_schemas.columns import RowFlag
-from moetrace_schemas.enums import COUNT_KIND_BY_CODE, DIRECTION_BY_CODE, PHASE_BY_CODE, CountKind
+from moetrace_schemas.enums import (
+    COUNT_KIND_BY_CODE,
+    COUNT_KIND_CODE,
+    DIRECTION_BY_CODE,
+    PHASE_BY_CODE,
+    CountKind,
+)
 
 NS_PER_MS = 1_000_000
 _PHASES = {code: phase.value for code, phase in PHASE_BY_CODE.items()}
 _DIRECTIONS = {code: direction.value for code, direction in DIRECTION_BY_CODE.items()}
 _COUNT_KINDS = {code: kind.value for code, kind in COUNT_KIND_BY_CODE.items()}
-_ROUTED = next(code for code, kind in COUNT_KIND_BY_CODE.items() if kind is CountKind.ROUTED)
+_ROUTED = COUNT_KIND_CODE[CountKind.ROUTED]
+_RECEIVED = COUNT_KIND_CODE[CountKind.RECEIVED]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +64,18 @@ class _Builder:
         return TableRows(table=self._table, names=self._names, columns=self._columns)
 
 
-def rank_step_rows(rank_steps: Sequence[RankStep], *, late: bool) -> tuple[TableRows, ...]:
-    """Everything that rank steps themselves say: phase_spans, expert_loads, rank_traffic, rank_steps."""
+def rank_step_rows(
+    rank_steps: Sequence[RankStep], *, late: bool, received_unix_ms: int
+) -> tuple[TableRows, ...]:
+    """Everything that rank steps themselves say: phase_spans, expert_loads, rank_traffic, rank_steps.
+
+    `rank_steps` goes last: a reader that finds a row there finds the rows of the other tables too.
+    """
     return (
         _phase_spans(rank_steps),
         _expert_loads(rank_steps),
         _rank_traffic(rank_steps),
-        _rank_steps(rank_steps, late),
+        _rank_steps(rank_steps, late, received_unix_ms),
     )
 
 
@@ -71,7 +83,7 @@ def _phase_spans(rank_steps: Iterable[RankStep]) -> TableRows:
     builder = _Builder(
         "phase_spans", "run_id", "step", "layer", "phase", "direction", "microbatch", "ordinal", "rank",
         "is_barrier", "ep_group", "ep_rank", "forward_mode", "cohort", "stream", "flags", "start_time",
-        "duration_ns", "bytes", "rows",
+        "duration_ns", "bytes", "rows", "record_microbatch", "position",
     )  # fmt: skip
     for step in rank_steps:
         phases = step.phases
@@ -96,6 +108,8 @@ def _phase_spans(rank_steps: Iterable[RankStep]) -> TableRows:
             phases.duration_ns.tolist(),
             phases.bytes.tolist(),
             phases.rows.tolist(),
+            step.microbatch,
+            list(range(len(phases))),
         )
     return builder.rows()
 
@@ -107,10 +121,7 @@ def _expert_loads(rank_steps: Iterable[RankStep]) -> TableRows:
     )  # fmt: skip
     for step in rank_steps:
         for entry in step.experts:
-            # Zeros are kept for routed, so that a dead expert shows; the other kinds are sparse.
-            experts = (
-                range(len(entry.counts)) if entry.kind == _ROUTED else entry.counts.nonzero()[0].tolist()
-            )
+            experts = _kept_experts(entry.kind, entry.counts)
             builder.add_rows(
                 len(experts),
                 step.run_id,
@@ -121,18 +132,33 @@ def _expert_loads(rank_steps: Iterable[RankStep]) -> TableRows:
                 step.cohort,
                 step.rank,
                 step.microbatch,
-                list(experts),
-                entry.counts.tolist() if entry.kind == _ROUTED else entry.counts[experts].tolist(),
+                experts,
+                entry.counts[experts].tolist(),
                 step.placement_version,
                 step.start_unix_ns // NS_PER_MS,
             )
     return builder.rows()
 
 
+def _kept_experts(kind: int, counts: IntArray) -> list[int]:
+    """Experts that get a row.
+
+    Zeros are kept for routed, so that a dead expert shows. The other kinds are sparse, but the last expert
+    of received is kept: a rank that got no rows is not one that did not count, and a reader can tell how
+    many experts there are.
+    """
+    if kind == _ROUTED:
+        return list(range(len(counts)))
+    experts: list[int] = counts.nonzero()[0].tolist()
+    if kind == _RECEIVED and experts[-1:] != [len(counts) - 1]:
+        experts.append(len(counts) - 1)
+    return experts
+
+
 def _rank_traffic(rank_steps: Iterable[RankStep]) -> TableRows:
     builder = _Builder(
         "rank_traffic", "run_id", "step", "layer", "phase", "forward_mode", "source_rank",
-        "destination_ep_rank", "microbatch", "rows", "bytes", "source_host", "step_time",
+        "destination_ep_rank", "microbatch", "rows", "bytes", "source_host", "step_time", "direction",
     )  # fmt: skip
     for step in rank_steps:
         for entry in step.traffic:
@@ -150,15 +176,17 @@ def _rank_traffic(rank_steps: Iterable[RankStep]) -> TableRows:
                 (entry.rows * entry.row_bytes).tolist(),
                 step.host_name,
                 step.start_unix_ns // NS_PER_MS,
+                _DIRECTIONS[entry.direction],
             )
     return builder.rows()
 
 
-def _rank_steps(rank_steps: Iterable[RankStep], late: bool) -> TableRows:
+def _rank_steps(rank_steps: Iterable[RankStep], late: bool, received_unix_ms: int) -> TableRows:
     builder = _Builder(
         "rank_steps", "run_id", "step", "rank", "microbatch", "trace_id", "world_size", "ep_group", "ep_rank",
         "ep_size", "forward_mode", "cohort", "model_name", "model_version", "host_name", "clock",
         "sample_period", "placement_version", "warmup", "late", "start_time", "duration_ns",
+        "received_at",
     )  # fmt: skip
     for step in rank_steps:
         builder.add_row(
@@ -183,6 +211,7 @@ def _rank_steps(rank_steps: Iterable[RankStep], late: bool) -> TableRows:
             int(late),
             step.start_unix_ns,
             step.duration_ns,
+            received_unix_ms,
         )
     return builder.rows()
 

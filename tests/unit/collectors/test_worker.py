@@ -58,6 +58,10 @@ class FakeSink:
         """Keep."""
         self.results.append(result)
 
+    def take_unjoined(self, rank_step: RankStep) -> None:
+        """Take a rank step that the store joins."""
+        self.unjoined.append(rank_step)
+
     def take_late(self, rank_step: RankStep) -> None:
         """Keep."""
         self.late.append(rank_step)
