@@ -18,46 +18,48 @@ WITH
         FROM rank_of_step
         GROUP BY run_id, step
     ),
-    group_figures AS
+    groups AS
     (
         SELECT run_id, step, ep_group,
                sum(max_work_ns + transfer_ns) AS frontier_ns,
                sum(extension_ns) AS group_extension_ns,
                sumMap(critical_work_ns) AS work_by_phase,
                sumMap(map(toUInt8(transform(phase, ['outside', 'dispatch', 'combine'], [0, 3, 5], 255)), transfer_ns)) AS transfer_by_phase,
-               max(judged AND NOT whole) AS undecided
+               max(judged AND NOT whole) AS undecided,
+               groupArrayIf((critical_rank, indexOf(['outside', 'router', 'permute', 'dispatch', 'expert_gemm', 'combine', 'unpermute', 'shared_expert', 'fused', 'schedule', 'accept'], work_phase), work_layer, extension_ns), judged) AS blamed
         FROM {local:v_step_exchanges}
         GROUP BY run_id, step, ep_group
+    ),
+    cells_of_group AS
+    (
+        SELECT *,
+               arrayMap(cell -> (arraySum(arrayMap(one -> if(one.1 = cell.1 AND one.2 = cell.2, one.4, 0), blamed)), -toInt64(cell.1), -toInt64(cell.2)),
+                   arrayDistinct(arrayMap(one -> (one.1, one.2), blamed))) AS cells
+        FROM groups
+    ),
+    cell_of_group AS
+    (
+        SELECT *, if(notEmpty(cells), arrayReverseSort(cells)[1], (0, 1, 1)) AS cell
+        FROM cells_of_group
+    ),
+    blamed_on_cell AS
+    (
+        SELECT *, arrayFilter(one -> one.1 = -cell.2 AND one.2 = -cell.3, blamed) AS of_cell
+        FROM cell_of_group
+    ),
+    largest AS
+    (
+        SELECT *,
+               arrayReverseSort(arrayMap(layer -> (arraySum(arrayMap(one -> if(one.3 = layer, one.4, 0), of_cell)), -toInt32(layer)),
+                   arrayDistinct(arrayMap(one -> one.3, of_cell)))) AS by_layer
+        FROM blamed_on_cell
     ),
     slowest AS
     (
         SELECT run_id, step, count() AS num_matched_groups, max(undecided) AS any_undecided,
-               argMax((frontier_ns, group_extension_ns, work_by_phase, transfer_by_phase), (frontier_ns, -toInt64(ep_group))) AS figures
-        FROM group_figures
-        GROUP BY run_id, step
-    ),
-    cells_by_layer AS
-    (
-        SELECT run_id, step, ep_group, critical_rank, work_phase, work_layer, sum(extension_ns) AS of_layer_ns
-        FROM {local:v_step_exchanges}
-        WHERE judged
-        GROUP BY run_id, step, ep_group, critical_rank, work_phase, work_layer
-    ),
-    cells AS
-    (
-        SELECT run_id, step, ep_group, critical_rank, work_phase, sum(of_layer_ns) AS worth_ns,
-               argMax((work_layer, of_layer_ns), (of_layer_ns, -toInt32(work_layer))) AS largest_of_layers,
-               indexOf(['outside', 'router', 'permute', 'dispatch', 'expert_gemm', 'combine', 'unpermute', 'shared_expert', 'fused', 'schedule', 'accept'], work_phase) AS place_of_phase
-        FROM cells_by_layer
-        GROUP BY run_id, step, ep_group, critical_rank, work_phase
-        HAVING worth_ns > 0
-    ),
-    largest AS
-    (
-        SELECT run_id, step,
-               argMax((critical_rank, work_phase, worth_ns, largest_of_layers, group_extension_ns), (worth_ns, -toInt64(critical_rank), -toInt64(place_of_phase))) AS cell
-        FROM cells
-        INNER JOIN group_figures USING (run_id, step, ep_group)
+               argMax((frontier_ns, group_extension_ns, work_by_phase, transfer_by_phase), (frontier_ns, -toInt64(ep_group))) AS figures,
+               argMax((cell, if(notEmpty(by_layer), by_layer[1], (0, 1)), group_extension_ns), cell) AS worst
+        FROM largest
         GROUP BY run_id, step
     )
 SELECT
@@ -65,12 +67,12 @@ SELECT
     steps.step AS step,
     steps.step_time AS step_time,
     if(length(forward_modes) = 1, forward_modes[1], 'mixed') AS forward_mode,
-    NOT any_undecided AND cell.3 > 0 AS is_known,
-    if(is_known, toNullable(toUInt32(cell.1)), NULL) AS largest_rank,
-    if(is_known, toNullable(cell.2), NULL) AS largest_phase,
-    if(is_known AND cell.4.1 != -1 AND 2 * cell.4.2 >= cell.3, toNullable(toInt16(cell.4.1)), NULL) AS largest_layer,
-    if(is_known, toNullable(cell.3), NULL) AS largest_worth_ns,
-    if(is_known, toNullable(cell.3 / cell.5), NULL) AS largest_share,
+    num_matched_groups > 0 AND NOT any_undecided AND worst.1.1 > 0 AS is_known,
+    if(is_known, toNullable(toUInt32(-worst.1.2)), NULL) AS largest_rank,
+    if(is_known, toNullable(['outside', 'router', 'permute', 'dispatch', 'expert_gemm', 'combine', 'unpermute', 'shared_expert', 'fused', 'schedule', 'accept'][-worst.1.3]), NULL) AS largest_phase,
+    if(is_known AND worst.2.2 != 1 AND 2 * worst.2.1 >= worst.1.1, toNullable(toInt16(-worst.2.2)), NULL) AS largest_layer,
+    if(is_known, toNullable(worst.1.1), NULL) AS largest_worth_ns,
+    if(is_known, toNullable(worst.1.1 / worst.3), NULL) AS largest_share,
     if(num_groups = num_matched_groups, toNullable(figures.1), NULL) AS step_ns,
     if(num_groups = num_matched_groups, toNullable(figures.2), NULL) AS extension_ns,
     if(num_groups = num_matched_groups,
@@ -84,5 +86,4 @@ SELECT
     num_matched_groups
 FROM steps
 LEFT JOIN slowest ON slowest.run_id = steps.run_id AND slowest.step = steps.step
-LEFT JOIN largest ON largest.run_id = steps.run_id AND largest.step = steps.step
 COMMENT 'What a step says by itself: frontier, phases and the largest extension. Evidence, cause and the named rank need the history of calm steps and are in step_verdicts only'
