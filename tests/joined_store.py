@@ -1,11 +1,12 @@
-"""Three awkward runs in the embedded engine and what the collector said of them, for tests of the join in SQL.
+"""Three awkward runs in the embedded engine and what the collector said of them, for the join in SQL.
 
-`python -m joined_store STORE_PATH TRUTH_PATH` fills a store as a collector does and pickles the truth. The runs:
+`python -m joined_store STORE_PATH TRUTH_PATH [unjoined]` fills a store as a collector does, or as
+collectors do that leave the join to the store, and pickles the truth. The runs:
 
 - `missing`: 8 ranks in two groups, ranks missing, late or sent twice, warm-up steps, wrong clocks;
 - `ties`: 4 ranks whose work is equal to the nanosecond, and one slow rank;
-- `odd`: microbatches, overlapping streams, zero-length rows that start together, senders without BARRIER flags,
-  and a step in which a rank has lost an exchange.
+- `odd`: microbatches, overlapping streams, zero-length rows that start together, senders without BARRIER
+  flags, and a step in which a rank has lost an exchange.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from moetrace_collectors.summary import layer_loads
 from moetrace_collectors.testing import SyntheticRun
 from moetrace_collectors.verdict.engine import VerdictEngine
 from moetrace_schemas.columns import RowFlag
-from moetrace_schemas.enums import Cause
+from moetrace_schemas.enums import Cause, ClosedBy
 
 NUM_STEPS = 200
 MISSING = SimulatedRun(
@@ -156,13 +157,53 @@ def fill(sink: ClickHouseSink) -> dict[tuple[str, int], Told]:
     return told
 
 
+def repeat(sink: ClickHouseSink, found: dict[tuple[str, int], Told]) -> None:
+    """A collector that was killed before it could say so is sent the same again; `ties` is left alone."""
+    for entry in [entry for (run, _), entry in found.items() if run != TIES.run_id][::3]:
+        sink.take_step(StepResult(joined=entry.joined, verdict=entry.verdict, loads=entry.loads))
+    sink.flush()
+
+
 def read_truth(path: Path) -> dict[tuple[str, int], Told]:
     """What `main` wrote."""
     pickled = pickle.loads(path.read_bytes())
-    return {key: Told(joined=joined, verdict=verdict, loads=loads) for key, (joined, verdict, loads) in pickled.items()}
+    return {
+        key: Told(joined=joined, verdict=verdict, loads=loads)
+        for key, (joined, verdict, loads) in pickled.items()
+    }
 
 
-def main(path: str, truth_path: str) -> None:
+def fill_unjoined(sink: ClickHouseSink) -> dict[tuple[str, int], Told]:
+    """The same rank steps as stateless collectors write them, and what an engine says in step order."""
+    engine = VerdictEngine()
+    joined: dict[tuple[str, int], dict[tuple[int, int], RankStep]] = {}
+    for rank_step in received():
+        sink.take_unjoined(rank_step)
+        slots = joined.setdefault((rank_step.run_id, rank_step.step), {})
+        slots[rank_step.rank, rank_step.microbatch] = rank_step
+    sink.flush()
+    told = {}
+    for key in sorted(joined):
+        records = [joined[key][slot] for slot in sorted(joined[key])]
+        microbatches = {record.microbatch for record in records}
+        missing = tuple(
+            rank
+            for rank in range(records[0].world_size)
+            if any((rank, microbatch) not in joined[key] for microbatch in microbatches)
+        )
+        step = JoinedStep(
+            run_id=key[0],
+            step=key[1],
+            world_size=records[0].world_size,
+            rank_steps=tuple(records),
+            missing_ranks=missing,
+            closed_by=ClosedBy.TIMEOUT if missing else ClosedBy.COMPLETE,
+        )
+        told[key] = Told(joined=step, verdict=engine.judge(step), loads=layer_loads(step))
+    return told
+
+
+def main(path: str, truth_path: str, how: str = "joined") -> None:
     """Migrate the store at `path`, fill it, and write the truth."""
     client = open_client(parse_store(embedded_dsn(Path(path))))
     migrate(client, database="moetrace")
@@ -175,14 +216,15 @@ def main(path: str, truth_path: str) -> None:
         on_stored=lambda table, rows: None,
         on_lost=lambda table, rows: None,
     )
-    found = fill(sink)
-    # A collector that was killed before it could say so is sent the same again.
-    for entry in [entry for (run, _), entry in found.items() if run != TIES.run_id][::3]:
-        sink.take_step(StepResult(joined=entry.joined, verdict=entry.verdict, loads=entry.loads))
-    sink.flush()
+    if how == "unjoined":
+        found = fill_unjoined(sink)
+    else:
+        found = fill(sink)
+        repeat(sink, found)
     sink.close()
-    Path(truth_path).write_bytes(pickle.dumps({key: (told.joined, told.verdict, told.loads) for key, told in found.items()}))
+    plain = {key: (told.joined, told.verdict, told.loads) for key, told in found.items()}
+    Path(truth_path).write_bytes(pickle.dumps(plain))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:])

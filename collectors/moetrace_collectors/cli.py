@@ -26,6 +26,7 @@ COMMANDS = (
     "replay",
     "simulate",
     "migrate",
+    "join",
     "dashboards",
 )
 EXTRAS = {name: name if name in ("demo", "dashboards") else "collector" for name in COMMANDS}

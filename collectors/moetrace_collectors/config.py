@@ -15,6 +15,7 @@ from moetrace_collectors.store import StoreAddress, embedded_dsn, parse_store
 from moetrace_schemas.clickhouse.render import MigrationError, check_identifier
 
 MIB = 2**20
+JOINS = ("collector", "store")
 
 _RANGES: dict[str, tuple[float, float]] = {
     "http_port": (0, 65_535),
@@ -61,6 +62,8 @@ class CollectorConfig:
     """OTLP/gRPC; 0 = any free port."""
     insecure: bool = False
     """Listen beyond loopback although anyone who reaches the port can then write and read."""
+    join: str = "collector"
+    """Who joins steps: `collector`, or `store` (this one only writes rank rows; see moetrace join)."""
     join_timeout_s: float = 10.0
     """From a step's first rank until it is judged without the missing ones, seconds."""
     max_pending_steps: int = 1_024
@@ -118,6 +121,8 @@ class CollectorConfig:
             raise UsageError(str(error)) from error
         if self.dsn:
             parse_store(self.dsn)
+        if self.join not in JOINS:
+            raise UsageError(f"join = {self.join!r}: {' or '.join(JOINS)} expected")
         if not self.insecure and not _is_loopback(self.host):
             raise UsageError(
                 f"host = {self.host!r} is reachable from other machines, and this version has neither TLS "

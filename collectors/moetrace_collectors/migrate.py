@@ -73,8 +73,7 @@ def keep_rows_for(
         MigrationError: a table without a time to live, or days out of range; nothing is changed then.
     """
     changes = [
-        time_to_live(table, days, database=database, cluster=cluster)
-        for table, days in days_by_table.items()
+        time_to_live(table, days, database=database, cluster=cluster) for table, days in days_by_table.items()
     ]
     for statement in changes:
         engine.command(statement)

@@ -44,6 +44,7 @@ from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import RetryPolicy
 from moetrace_collectors.sinks.clickhouse import ClickHouseSink
 from moetrace_collectors.sinks.prometheus import PrometheusSink
+from moetrace_collectors.stateless_joiner import StatelessJoiner
 from moetrace_collectors.store import open_client
 from moetrace_collectors.summary import layer_loads
 from moetrace_collectors.verdict.engine import VerdictEngine
@@ -175,14 +176,7 @@ class Pipeline:
         )
         self._worker = Worker(
             intake=self._intake,
-            joiner=Joiner(
-                JoinWindow(
-                    timeout_ns=int(config.join_timeout_s * NS_PER_S),
-                    max_steps=config.max_pending_steps,
-                    max_bytes=config.max_pending_bytes,
-                    max_closed_steps=config.max_closed_steps,
-                )
-            ),
+            joiner=_joiner(config),
             judge=VerdictEngine(),
             layer_loads=layer_loads,
             # Prometheus first: it cannot fail, and a store that is away must not delay it.
@@ -232,6 +226,19 @@ class Pipeline:
     def _rows_lost(self, table: str, num_rows: int) -> None:
         self._metrics.rows_lost(table, num_rows)
         self._num_lost_rows += num_rows
+
+
+def _joiner(config: CollectorConfig) -> Joiner | StatelessJoiner:
+    if config.join == "store":
+        return StatelessJoiner()
+    return Joiner(
+        JoinWindow(
+            timeout_ns=int(config.join_timeout_s * NS_PER_S),
+            max_steps=config.max_pending_steps,
+            max_bytes=config.max_pending_bytes,
+            max_closed_steps=config.max_closed_steps,
+        )
+    )
 
 
 def _query_runner(config: CollectorConfig, undo: ExitStack) -> QueryRunner:

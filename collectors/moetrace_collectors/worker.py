@@ -22,6 +22,7 @@ from moetrace_collectors.joiner import Duplicate, Joiner, Late, Outcome, WorldSi
 from moetrace_collectors.model import JoinedStep, LayerLoad, StepVerdict
 from moetrace_collectors.self_metrics import SelfMetrics
 from moetrace_collectors.sinks.base import RetryPolicy, Sink, StepResult, flush_with_retry
+from moetrace_collectors.stateless_joiner import StatelessJoiner, Unjoined
 from moetrace_schemas.enums import Cause, ClosedBy, Evidence, RejectReason
 
 NS_PER_S = 1e9
@@ -58,7 +59,7 @@ class Worker:
         self,
         *,
         intake: Intake,
-        joiner: Joiner,
+        joiner: Joiner | StatelessJoiner,
         judge: Judge,
         layer_loads: Callable[[JoinedStep], tuple[LayerLoad, ...]],
         sinks: Sequence[Sink],
@@ -162,7 +163,7 @@ class Worker:
 
     def _take(self, arrival: Arrival) -> None:
         self._tick(arrival.arrived_ns)
-        outcomes: list[Outcome] = []
+        outcomes: list[Outcome | Unjoined] = []
         for rank_step in arrival.rank_steps:
             self._remember(rank_step.run_id)
             outcomes.extend(self._joiner.add(rank_step, now_ns=arrival.arrived_ns))
@@ -172,13 +173,16 @@ class Worker:
         for outcome in outcomes:
             self._settle_outcome(outcome)
 
-    def _settle_outcome(self, outcome: Outcome) -> None:
+    def _settle_outcome(self, outcome: Outcome | Unjoined) -> None:
         if isinstance(outcome, JoinedStep):
             self._closed(outcome)
             return
         rank_step = outcome.rank_step
         run_id, step, rank = rank_step.run_id, rank_step.step, rank_step.rank
-        if isinstance(outcome, Late):
+        if isinstance(outcome, Unjoined):
+            for sink in self._sinks:
+                sink.take_unjoined(rank_step)
+        elif isinstance(outcome, Late):
             for sink in self._sinks:
                 sink.take_late(rank_step)
             self._event(EventKind.LATE, "step_closed", run_id, step, rank)

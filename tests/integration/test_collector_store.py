@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from integration.collector_process import ROOT, environment, moetrace, rows
 from moetrace_collectors.sinks import clickhouse_rows
 from moetrace_collectors.testing import SyntheticRun
+from moetrace_schemas.clickhouse.render import SHARDING_KEYS, migrations
 
 
 def run_python(code: str, *arguments: str) -> str:
@@ -31,11 +33,11 @@ def run_python(code: str, *arguments: str) -> str:
 def test_an_empty_store_is_migrated_once(tmp_path: Path) -> None:
     """`moetrace migrate` makes all tables, and a second time finds nothing to do."""
     first = moetrace("migrate", "--dir", str(tmp_path))
-    assert (first.returncode, first.stdout.count("applied ")) == (0, 8)
+    assert (first.returncode, first.stdout.count("applied ")) == (0, len(migrations()))
     second = moetrace("migrate", "--dir", str(tmp_path))
     assert (second.returncode, second.stdout.strip().endswith("database moetrace is current")) == (0, True)
     assert rows(tmp_path, "SELECT version FROM schema_migrations FINAL ORDER BY version") == [
-        {"version": version} for version in range(1, 9)
+        {"version": migration.version} for migration in migrations()
     ]
 
 
@@ -69,21 +71,31 @@ def test_the_engine_parses_what_a_cluster_would_run() -> None:
     code = """
 import json
 import chdb
-from moetrace_schemas.clickhouse.render import create_database, migrations, render
+from moetrace_schemas.clickhouse.render import TIME_COLUMNS, create_database, migrations, time_to_live
+from moetrace_schemas.clickhouse.render import statements as rendered
 connection = chdb.connect(":memory:")
-statements = [create_database(database="moetrace", cluster="main")]
-statements += [render(item.template, database="moetrace", cluster="main") for item in migrations()]
+options = {"database": "moetrace", "cluster": "main"}
+statements = [create_database(**options)]
+statements += [statement for item in migrations() for statement in rendered(item.template, **options)]
+statements += [time_to_live(table, days, **options) for table in TIME_COLUMNS for days in (0, 7)]
 trees = [connection.query(f"EXPLAIN AST {statement}", "TSVRaw").bytes().decode() for statement in statements]
 print(json.dumps(list(zip(statements, trees))))
 """
     pairs = json.loads(run_python(code))
-    assert len(pairs) == 9
+    kinds: dict[str, int] = {}
     for statement, tree in pairs:
-        assert "ON CLUSTER 'main'" in statement
-        assert "CreateQuery" in tree
-    for statement, tree in pairs[1:]:
-        assert "Replicated" in statement
-        assert "MergeTree" in tree
+        kind = tree.split()[0]
+        kinds[kind] = kinds.get(kind, 0) + 1
+        assert kind in ("CreateQuery", "AlterQuery", "InsertQuery"), statement
+        assert kind == "InsertQuery" or "ON CLUSTER 'main'" in statement
+        if statement.startswith("CREATE TABLE") and "Distributed" not in statement:
+            assert "Replicated" in statement
+            assert "MergeTree" in tree
+    tables = [name for name, key in SHARDING_KEYS.items() if key]
+    for name in SHARDING_KEYS:
+        assert any(f"'moetrace', '{name}_local'" in statement for statement, _ in pairs), name
+    assert kinds["InsertQuery"] == 1
+    assert kinds["AlterQuery"] == 3 + 2 * len(tables)
 
 
 def test_generated_tables_are_current() -> None:
@@ -102,8 +114,11 @@ def test_rows_fill_every_column_of_their_tables() -> None:
     """The sink writes exactly the columns that the migrations make; only defaults are left out."""
     schema = (ROOT / "schemas" / "moetrace_schemas" / "clickhouse" / "schema.sql").read_text()
     tables: dict[str, list[str]] = {}
-    for part in schema.split("CREATE TABLE moetrace.")[1:]:
-        name, _, body = part.partition("\n")
+    for part in re.split(r"\n\n(?=CREATE )", schema)[1:]:
+        first, _, body = part.partition("\n")
+        if not first.startswith("CREATE TABLE moetrace."):
+            continue
+        name = first.removeprefix("CREATE TABLE moetrace.")
         tables[name] = [line.split("`")[1] for line in body.splitlines() if line.startswith("    `")]
     rank_steps = SyntheticRun(world_size=1).step(0)
     for written in (
@@ -112,7 +127,7 @@ def test_rows_fill_every_column_of_their_tables() -> None:
         clickhouse_rows.event_rows([]),
     ):
         assert list(written.names) == tables.pop(written.table)
-    assert list(tables) == ["schema_migrations"]
+    assert not set(tables) & {"phase_spans", "expert_loads", "rank_traffic", "rank_steps", "step_verdicts"}
 
 
 def test_print_shows_what_would_run() -> None:
@@ -120,7 +135,18 @@ def test_print_shows_what_would_run() -> None:
     done = moetrace("migrate", "--print", "--cluster", "main", "--database", "moe")
     assert done.returncode == 0
     assert done.stdout.startswith("CREATE DATABASE IF NOT EXISTS moe ON CLUSTER 'main';")
-    assert done.stdout.count(";\n") == 9
+    assert "CREATE TABLE IF NOT EXISTS moe.phase_spans_local ON CLUSTER 'main'" in done.stdout
+    assert "ENGINE = Distributed('main', 'moe', 'phase_spans_local', cityHash64(run_id, step))" in done.stdout
+
+
+def test_rows_are_kept_as_long_as_told(tmp_path: Path) -> None:
+    """`moetrace migrate --ttl` changes the time to live of one table, again and again, or takes it away."""
+    for days, kept in (("7", "toIntervalDay(7)"), ("0", ""), ("9", "toIntervalDay(9)")):
+        done = moetrace("migrate", "--dir", str(tmp_path), "--ttl", f"phase_spans={days}")
+        assert done.returncode == 0, done.stderr
+        [table] = rows(tmp_path, "SELECT engine_full FROM system.tables WHERE name = 'phase_spans'")
+        assert ("TTL" in str(table["engine_full"])) == bool(kept)
+        assert kept in str(table["engine_full"])
 
 
 @pytest.mark.parametrize(
@@ -128,6 +154,8 @@ def test_print_shows_what_would_run() -> None:
     [
         (("migrate",), "which store? give --dir DIR, --dsn DSN, or --print"),
         (("migrate", "--dsn", "nonsense"), "store dsn 'nonsense'"),
+        (("migrate", "--print", "--ttl", "phase_spans"), "--ttl phase_spans: TABLE=DAYS expected"),
+        (("migrate", "--dir", "/tmp", "--ttl", "nothing=3"), "ttl of 'nothing': one of collector_events"),
         (("migrate", "--print", "--database", "a b"), "database 'a b'"),
         (("collect", "--host", "0.0.0.0"), "this version has neither TLS nor tokens"),
         (("collect", "--http-port", "99999"), "http_port = 99999: 0 to 65535 expected"),

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from integration.collector_process import ROOT, environment, rows
+from integration.collector_process import rows
+from integration.joined_process import filled_store
 from joined_store import LOST_EXCHANGE, NUM_STEPS, Told, read_truth
-from moetrace_collectors.sinks.clickhouse_rows import verdict_rows
 from moetrace_collectors.sinks.base import StepResult
+from moetrace_collectors.sinks.clickhouse_rows import verdict_rows
 from moetrace_collectors.sinks.exchange_scope import rows_by_scope
 from moetrace_collectors.verdict.attribution import blame
 from moetrace_collectors.verdict.frontier import group_frontier
@@ -26,19 +24,7 @@ Key = tuple[str, int]
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory whose store was filled by the online path, with the truth beside it."""
-    directory = tmp_path_factory.mktemp("joined")
-    env = environment()
-    env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests"), env["PYTHONPATH"]])
-    done = subprocess.run(
-        [sys.executable, "-m", "joined_store", str(directory / "store"), str(directory / "truth")],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return directory
+    return filled_store(tmp_path_factory.mktemp("joined"))
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +64,7 @@ def same_exchanges(told: Told, group: int) -> bool:
 def undecided(told: Told) -> set[int]:
     """Groups with two ranks or more of which one is missing: the history of transfers decides there."""
     return {
-        s.ep_group
-        for s in group_sequences(told.joined)
-        if s.num_exchanges and 2 <= len(s.ranks) < s.ep_size
+        s.ep_group for s in group_sequences(told.joined) if s.num_exchanges and 2 <= len(s.ranks) < s.ep_size
     }
 
 
@@ -92,7 +76,9 @@ def test_the_runs_have_what_this_is_about(truth: dict[Key, Told], store: Path) -
     assert sum(bool(undecided(told)) for told in missing) > 5
     late = rows(store, "SELECT count() AS n FROM rank_steps FINAL WHERE late = 1")
     assert int(str(late[0]["n"])) > 5
-    twice = rows(store, "SELECT (SELECT count() FROM rank_steps) - (SELECT count() FROM rank_steps FINAL) AS n")
+    twice = rows(
+        store, "SELECT (SELECT count() FROM rank_steps) - (SELECT count() FROM rank_steps FINAL) AS n"
+    )
     assert int(str(twice[0]["n"])) > 100
     assert not same_exchanges(truth["odd", LOST_EXCHANGE], 1)
 
@@ -120,7 +106,10 @@ def test_barriers_are_the_same_to_the_nanosecond(
                 assert have["ambiguous"] is None or want["ambiguous"] == 1
             else:
                 compared += 1
-                assert (have["releaser_rank"], have["ambiguous"]) == (want["releaser_rank"], want["ambiguous"])
+                assert (have["releaser_rank"], have["ambiguous"]) == (
+                    want["releaser_rank"],
+                    want["ambiguous"],
+                )
     assert compared > 3_000
     assert left_out > 30
 
@@ -141,7 +130,9 @@ def test_frontiers_and_phases_are_the_same(
         if key == ("odd", LOST_EXCHANGE):
             assert (have["step_ns"], have["extension_ns"], have["phase_ns"]) == (None, None, {})
             continue
-        assert (int(have["step_ns"]), int(have["extension_ns"])) == (verdict.step_ns, verdict.extension_ns), key
+        assert (int(have["step_ns"]), int(have["extension_ns"])) == (verdict.step_ns, verdict.extension_ns), (
+            key
+        )
         assert {name: int(ns) for name, ns in have["phase_ns"].items()} == {
             phase.value: ns for phase, ns in verdict.phase_ns.items()
         }, key
@@ -179,7 +170,16 @@ def test_the_largest_extension_is_the_same(
 def test_a_view_says_by_name_what_it_leaves_out(verdicts: dict[Key, dict[str, Any]]) -> None:
     """No column of the view is called like one that only the engine's history can fill."""
     columns = set(next(iter(verdicts.values())))
-    assert not columns & {"evidence", "reason", "rank", "layer", "phase", "cause", "runner_up_rank", "closed_by"}
+    assert not columns & {
+        "evidence",
+        "reason",
+        "rank",
+        "layer",
+        "phase",
+        "cause",
+        "runner_up_rank",
+        "closed_by",
+    }
 
 
 def test_layer_loads_are_the_same(truth: dict[Key, Told], store: Path) -> None:
@@ -210,9 +210,7 @@ def test_the_heat_map_adds_up(truth: dict[Key, Told], store: Path) -> None:
         "SELECT run_id, step, layer, forward_mode, sum(routed) AS tokens, max(load_over_mean) AS hottest "
         "FROM v_expert_heatmap GROUP BY run_id, step, layer, forward_mode",
     )
-    have = {
-        (row["run_id"], int(str(row["step"])), row["layer"], row["forward_mode"]): row for row in found
-    }
+    have = {(row["run_id"], int(str(row["step"])), row["layer"], row["forward_mode"]): row for row in found}
     wanted = {
         (run, step, load.layer, load.forward_mode.value): load
         for (run, step), told in truth.items()
@@ -246,7 +244,10 @@ def test_traffic_by_scope_is_the_same(truth: dict[Key, Told], store: Path) -> No
 def test_a_step_is_read_by_its_primary_key(store: Path) -> None:
     """A filter on run and step reaches the tables below a view, so that one step costs one step."""
     for view in ("v_step_barriers", "v_step_verdicts", "v_layer_loads", "v_expert_heatmap", "v_traffic"):
-        plan = rows(store, f"EXPLAIN indexes = 1, pretty = 0 SELECT * FROM {view} WHERE run_id = 'missing' AND step = 7")
+        plan = rows(
+            store,
+            f"EXPLAIN indexes = 1, pretty = 0 SELECT * FROM {view} WHERE run_id = 'missing' AND step = 7",
+        )
         text = "\n".join(str(row["explain"]) for row in plan)
         reads = text.count("ReadFromMergeTree")
         assert reads >= 2
@@ -259,8 +260,10 @@ def test_roll_ups_add_up_to_their_tables(store: Path) -> None:
         store,
         "SELECT (SELECT sum(count) FROM expert_load_minutes WHERE run_id = 'ties') AS pairs, "
         "(SELECT sum(count) FROM expert_loads FINAL WHERE run_id = 'ties') AS pairs_of_rows, "
-        "(SELECT (sum(intervals), sum(duration_ns), max(longest_ns)) FROM phase_minutes WHERE run_id = 'ties') AS spans, "
-        "(SELECT (count(), sum(duration_ns), max(duration_ns)) FROM phase_spans FINAL WHERE run_id = 'ties') AS spans_of_rows, "
+        "(SELECT (sum(intervals), sum(duration_ns), max(longest_ns)) "
+        "FROM phase_minutes WHERE run_id = 'ties') AS spans, "
+        "(SELECT (count(), sum(duration_ns), max(duration_ns)) "
+        "FROM phase_spans FINAL WHERE run_id = 'ties') AS spans_of_rows, "
         "(SELECT (sum(exchanges), sum(wait_ns)) FROM exchange_minutes WHERE run_id = 'ties') AS waits, "
         "(SELECT (count(), sum(wait_sum_ns)) FROM step_barriers FINAL "
         "WHERE run_id = 'ties' AND phase != 'outside') AS waits_of_rows",
@@ -270,12 +273,12 @@ def test_roll_ups_add_up_to_their_tables(store: Path) -> None:
     assert sums["waits"] == sums["waits_of_rows"]
     [bucket] = rows(
         store,
-        "SELECT mapKeys(sumMap(by_duration)) AS buckets, mapValues(sumMap(by_duration)) AS counts FROM phase_minutes "
-        "WHERE run_id = 'ties' AND phase = 'router'",
+        "SELECT mapKeys(sumMap(by_duration)) AS buckets, mapValues(sumMap(by_duration)) AS counts "
+        "FROM phase_minutes WHERE run_id = 'ties' AND phase = 'router'",
     )
     # 50 us of every router: floor(8 log2(50,000)) = 124, the middle of that bucket is 48.9 us.
     assert (bucket["buckets"], bucket["counts"]) == ([124], [4 * 2 * 20])
-    assert 2 ** (124.5 / 8) == pytest.approx(50_000, rel=0.045)
+    assert pytest.approx(50_000, rel=0.045) == 2 ** (124.5 / 8)
 
 
 def test_a_run_is_one_row(store: Path) -> None:
@@ -286,7 +289,13 @@ def test_a_run_is_one_row(store: Path) -> None:
         "FROM v_runs ORDER BY run_id",
     )
     assert [
-        (row["run_id"], row["world_size"], int(str(row["num_ranks"])), int(str(row["last_step"])), row["ep_size"])
+        (
+            row["run_id"],
+            row["world_size"],
+            int(str(row["num_ranks"])),
+            int(str(row["last_step"])),
+            row["ep_size"],
+        )
         for row in found
     ] == [("missing", 8, 8, 199, 4), ("odd", 8, 8, 59, 4), ("ties", 4, 4, 19, 4)]
     assert found[2]["model_names"] == ["synthetic-moe"]

@@ -71,8 +71,7 @@ def _print(database: str, cluster: str | None, days_by_table: dict[str, int]) ->
     for item in migrations():
         to_run += statements(item.template, database=database, cluster=cluster)
     to_run += [
-        time_to_live(table, days, database=database, cluster=cluster)
-        for table, days in days_by_table.items()
+        time_to_live(table, days, database=database, cluster=cluster) for table, days in days_by_table.items()
     ]
     for statement in to_run:
         print(f"{statement.strip()};\n")
@@ -98,9 +97,7 @@ def _apply(address: StoreAddress, arguments: argparse.Namespace) -> int:
 
         try:
             applied = migrate(client, database=arguments.database, cluster=arguments.cluster)
-            keep_rows_for(
-                client, days_by_table, database=arguments.database, cluster=arguments.cluster
-            )
+            keep_rows_for(client, days_by_table, database=arguments.database, cluster=arguments.cluster)
         except ClickHouseError as error:
             raise UsageError(f"{address.display} refused a migration: {first_line(error)}") from error
         finally:

@@ -8,9 +8,9 @@ A migration is one statement in one `.sql` file with four kinds of placeholder:
                                    {engine:SummingMergeTree:(count)} gives it arguments
     {local:phase_spans}            the table, or the part of it on the same shard
 
-On a cluster the sharded tables and views of SHARDING_KEYS exist twice: `phase_spans_local` on every node, made
-by the migration's own statement, and `phase_spans`, Distributed over it, made by a second one. All rows of a
-step lie on one shard, so a view joins what is on its own shard, and its Distributed twin is the union::
+On a cluster the sharded tables and views of SHARDING_KEYS exist twice: `phase_spans_local` on every node,
+made by the migration's own statement, and `phase_spans`, Distributed over it, made by a second one. All rows of
+a step lie on one shard, so a view joins what is on its own shard, and its Distributed twin is the union::
 
     v_step_barriers (Distributed)  =  union over shards of  v_step_barriers_local
                                                              |  reads phase_spans_local, rank_steps_local

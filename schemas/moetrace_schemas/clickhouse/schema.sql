@@ -271,7 +271,8 @@ CREATE TABLE moetrace.rank_steps
     `late` UInt8 COMMENT '1 = arrived after its step had closed' CODEC(ZSTD(1)),
     `start_time` DateTime64(9) COMMENT 'Unix time by the rank\'s own clock; for drawing only' CODEC(Delta(8), ZSTD(1)),
     `duration_ns` Int64 COMMENT 'Step duration on this rank, ns' CODEC(ZSTD(1)),
-    `received_at` DateTime64(3) COMMENT 'When a collector wrote it (UTC, its clock); 1970 in rows of older versions' CODEC(Delta(8), ZSTD(1))
+    `received_at` DateTime64(3) COMMENT 'When a collector wrote it (UTC, its clock); 1970 in rows of older versions' CODEC(Delta(8), ZSTD(1)),
+    INDEX received_at_range received_at TYPE minmax GRANULARITY 1
 )
 ENGINE = ReplacingMergeTree
 PARTITION BY toDate(start_time)
