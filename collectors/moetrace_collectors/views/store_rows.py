@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 from moetrace_collectors import owner
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.run_directory import STORE_NAME, RunDirectory
-from moetrace_collectors.store import first_line, open_client, parse_store
+from moetrace_collectors.store import escape_parameter, first_line, open_client, parse_store
 
 DATABASE = "moetrace"
 HTTP_TIMEOUT_SECONDS = 60.0
@@ -130,7 +130,7 @@ class HttpStore:
             "default_format": "JSONEachRow",
             "output_format_json_quote_64bit_integers": "0",
             "param_database": self.database,
-            **{f"param_{name}": _escape(str(value)) for name, value in parameters.items()},
+            **{f"param_{name}": escape_parameter(str(value)) for name, value in parameters.items()},
         }
         request = urllib.request.Request(
             f"{self._url}?{urllib.parse.urlencode(settings)}",
@@ -204,10 +204,3 @@ def _no_answer(address: str, database: str, text: str) -> str:
             f"{address} holds no tables of moetrace in database {database}: nothing has been stored there yet"
         )
     return f"{address} did not answer a query: {first_line(text)}"
-
-
-def _escape(value: str) -> str:
-    # ClickHouse reads HTTP parameters as escaped TSV fields.
-    for plain, escaped in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"), ("\0", "\\0")):
-        value = value.replace(plain, escaped)
-    return value

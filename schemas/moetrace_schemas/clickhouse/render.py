@@ -4,13 +4,13 @@ A migration is one statement in one `.sql` file with four kinds of placeholder:
 
     {database}                     the database's name
     {on_cluster}                   nothing, or ON CLUSTER 'name'
-    {engine:ReplacingMergeTree}    the engine, or its Replicated twin with Keeper path and replica macros;
-                                   {engine:SummingMergeTree:(count)} gives it arguments
+    {engine:ReplacingMergeTree}    the engine, or its Replicated twin with Keeper path and replica macros
     {local:phase_spans}            the table, or the part of it on the same shard
 
 On a cluster the sharded tables and views of SHARDING_KEYS exist twice: `phase_spans_local` on every node,
-made by the migration's own statement, and `phase_spans`, Distributed over it, made by a second one. All rows of
-a step lie on one shard, so a view joins what is on its own shard, and its Distributed twin is the union::
+made by the migration's own statement, and `phase_spans`, Distributed over it, made by a second one. All
+rows of a step lie on one shard, so a view joins what is on its own shard, and its Distributed twin is
+the union::
 
     v_step_barriers (Distributed)  =  union over shards of  v_step_barriers_local
                                                              |  reads phase_spans_local, rank_steps_local
@@ -30,7 +30,7 @@ LOCK_NAME = "migrations.lock"
 _FILE_NAME = re.compile(r"(\d{4})_[a-z0-9_]+\.sql")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
-_ENGINE = re.compile(r"engine:([A-Za-z]+)(?::\(([a-z_, ]+)\))?")
+_ENGINE = re.compile(r"engine:([A-Za-z]+)")
 _LOCAL = re.compile(r"local:([a-z0-9_]+)")
 _TARGET = re.compile(r"\{database\}\.([a-z0-9_]+) \{on_cluster\}")
 """What a statement makes or changes."""
@@ -215,11 +215,9 @@ def render(template: str, *, database: str, cluster: str | None = None) -> str:
         engine = _ENGINE.fullmatch(inner)
         if engine is None:
             raise MigrationError(f"unknown placeholder {{{inner}}} in a migration")
-        arguments = f"({engine[2]})" if engine[2] else ""
         if cluster is None:
-            return engine[1] + arguments
-        replica = REPLICA_ARGUMENTS if sharded else UNSHARDED_ARGUMENTS
-        return f"Replicated{engine[1]}({replica}{f', {arguments}' if arguments else ''})"
+            return engine[1]
+        return f"Replicated{engine[1]}({REPLICA_ARGUMENTS if sharded else UNSHARDED_ARGUMENTS})"
 
     if cluster is not None and target is not None:
         on_shard = f"{{database}}.{_on_shard(target[1], cluster)} {{on_cluster}}"

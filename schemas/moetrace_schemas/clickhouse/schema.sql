@@ -88,9 +88,9 @@ CREATE TABLE moetrace.expert_load_minutes
     `placement_version` UInt32 COMMENT 'Placement epoch; 0 = unknown' CODEC(ZSTD(1)),
     `rank` Int32 COMMENT 'Receiving rank for count_kind received; -1 = summed over ranks' CODEC(ZSTD(1)),
     `expert` UInt32 COMMENT 'Logical expert' CODEC(DoubleDelta, ZSTD(1)),
-    `count` Int64 COMMENT 'Sum of expert_loads.count' CODEC(T64, ZSTD(1))
+    `count` SimpleAggregateFunction(sum, Int64) COMMENT 'Sum of expert_loads.count; zeros stay, so that a dead expert shows' CODEC(T64, ZSTD(1))
 )
-ENGINE = SummingMergeTree(count)
+ENGINE = AggregatingMergeTree
 PARTITION BY toYYYYMM(minute)
 ORDER BY (run_id, count_kind, forward_mode, layer, minute, cohort, placement_version, rank, expert)
 TTL minute + toIntervalDay(400)

@@ -45,7 +45,8 @@ def test_a_cluster_gets_replicated_engines() -> None:
     """With a cluster the same template renders to ON CLUSTER and the replicated twin."""
     assert render.statements(TEMPLATE, database="moetrace", cluster="main") == (
         "CREATE TABLE moetrace.t ON CLUSTER 'main' (a Int8) "
-        "ENGINE = ReplicatedReplacingMergeTree('/clickhouse/tables/{uuid}/all', '{shard}-{replica}') ORDER BY a",
+        "ENGINE = ReplicatedReplacingMergeTree('/clickhouse/tables/{uuid}/all', '{shard}-{replica}') "
+        "ORDER BY a",
     )
 
 
@@ -71,13 +72,6 @@ def test_a_view_joins_on_its_own_shard() -> None:
         "CREATE OR REPLACE TABLE moe.v_traffic ON CLUSTER 'main' "
         "ENGINE = Distributed('main', 'moe', 'v_traffic_local')",
     )
-
-
-def test_an_engine_may_have_arguments() -> None:
-    """They follow those of the replica."""
-    template = "ENGINE = {engine:SummingMergeTree:(count)}"
-    assert render.render(template, database="d") == "ENGINE = SummingMergeTree(count)"
-    assert render.render(template, database="d", cluster="c").endswith("'{shard}-{replica}', (count))")
 
 
 def test_every_table_is_sharded_or_whole_on_purpose() -> None:

@@ -9,9 +9,9 @@ CREATE TABLE IF NOT EXISTS {database}.expert_load_minutes {on_cluster}
     placement_version UInt32 CODEC(ZSTD(1)) COMMENT 'Placement epoch; 0 = unknown',
     rank Int32 CODEC(ZSTD(1)) COMMENT 'Receiving rank for count_kind received; -1 = summed over ranks',
     expert UInt32 CODEC(DoubleDelta, ZSTD(1)) COMMENT 'Logical expert',
-    count Int64 CODEC(T64, ZSTD(1)) COMMENT 'Sum of expert_loads.count'
+    count SimpleAggregateFunction(sum, Int64) CODEC(T64, ZSTD(1)) COMMENT 'Sum of expert_loads.count; zeros stay, so that a dead expert shows'
 )
-ENGINE = {engine:SummingMergeTree:(count)}
+ENGINE = {engine:AggregatingMergeTree}
 PARTITION BY toYYYYMM(minute)
 ORDER BY (run_id, count_kind, forward_mode, layer, minute, cohort, placement_version, rank, expert)
 TTL minute + INTERVAL 400 DAY
