@@ -1,8 +1,8 @@
 """A run in which every question of the cookbook has a known answer: `python -m cookbook_store STORE`.
 
 8 ranks on two nodes, decode, 3 MoE layers, 16 experts of which expert 5 is hot and expert 15 dead. Rank 7 is
-slow in `expert_gemm` of layer 1 in every step from 20 on. Placement epoch 2 begins with step 40. Rank 3 is missing
-from steps 50 to 52 and late in step 53. Each rank drops 4 pairs per layer and step.
+slow in `expert_gemm` of layer 1 in every step from 20 on. Placement epoch 2 begins with step 40. Rank 3 is
+missing from steps 50 to 52 and late in step 53. Each rank drops 4 pairs per layer and step.
 """
 
 from __future__ import annotations

@@ -234,10 +234,10 @@ CREATE TABLE moetrace.phase_spans
     `cohort` LowCardinality(String) COMMENT 'Allow-listed traffic cohort',
     `stream` UInt16 COMMENT 'Device stream; 0 = compute' CODEC(ZSTD(1)),
     `flags` UInt16 COMMENT 'Bits of RowFlag' CODEC(ZSTD(1)),
-    `start_time` DateTime64(9) COMMENT 'Unix time by the rank\'s own clock; for drawing only' CODEC(Delta(8), T64, ZSTD(1)),
-    `duration_ns` Int64 COMMENT 'Duration by the phases\' clock, ns' CODEC(T64, ZSTD(1)),
-    `bytes` Int64 COMMENT 'Payload this rank sent, bytes; -1 = unknown' CODEC(T64, ZSTD(1)),
-    `rows` Int64 COMMENT 'Rows sent or worked on; -1 = unknown' CODEC(T64, ZSTD(1)),
+    `start_time` DateTime64(9) COMMENT 'Unix time by the rank\'s own clock; for drawing only' CODEC(Delta(8), T64, ZSTD(3)),
+    `duration_ns` Int64 COMMENT 'Duration by the phases\' clock, ns' CODEC(T64('bit'), ZSTD(3)),
+    `bytes` Int64 COMMENT 'Payload this rank sent, bytes; -1 = unknown' CODEC(T64, ZSTD(3)),
+    `rows` Int64 COMMENT 'Rows sent or worked on; -1 = unknown' CODEC(T64, ZSTD(3)),
     `record_microbatch` UInt16 DEFAULT microbatch COMMENT 'Microbatch of the rank step that brought the row (rank_steps.microbatch)' CODEC(ZSTD(1)),
     `position` UInt32 DEFAULT 0 COMMENT 'Place of the row in its rank step, from 0; tells the order of rows that start together' CODEC(ZSTD(1))
 )
