@@ -266,7 +266,7 @@ def test_the_driver_streams_blocks_and_reads_every_type(process: CollectorProces
         assert (row[0], row[1], row[3], row[4], row[5]) == ([1, 2], "it's\t\\", {"x": -1}, None, "l")
         assert client.query_arrow("SELECT version FROM schema_migrations FINAL").num_rows == len(migrations())
         assert client.query("SELECT * FROM v_runs LIMIT 0").column_names[0] == "run_id"
-        with pytest.raises(DatabaseError, match="readonly|only reading"):
+        with pytest.raises(DatabaseError, match=r"readonly|only reading"):
             client.command("DROP TABLE step_verdicts")
 
 
