@@ -291,3 +291,23 @@ def test_grafanas_questions_about_tables_are_answered(process: CollectorProcess)
         )
         assert answer.status == 200, (sql, answer.body)
         assert json.loads(answer.body)["data"], sql
+
+
+def test_gos_driver_gets_the_blocks_that_it_asks_for(process: CollectorProcess) -> None:
+    """The first request of Go's driver, and with it of Grafana's data source: Native of a newer version."""
+    answer = process.post(
+        b"SELECT displayName(), version(), revision(), timezone()",
+        path="/?client_protocol_version=54460&database=moetrace&default_format=Native",
+        content_type="text/plain",
+        Accept_Encoding="gzip",
+    )
+    assert answer.status == 200
+    # Block info, 4 columns, 1 row, and behind the first column's type the byte that says: nothing custom.
+    assert answer.body.startswith(b"\x01\x00\x02\xff\xff\xff\xff\x00\x04\x01\x0ddisplayName()\x06String\x00")
+    assert b"\x0arevision()\x06UInt32\x00" in answer.body
+    old = process.post(
+        b"SELECT 1 AS check",
+        path="/?client_protocol_version=54405&default_format=Native",
+        content_type="text/plain",
+    )
+    assert old.body == b"\x01\x01\x05check\x05UInt8\x01"
