@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from moetrace.guard import Guard
+from moetrace.record.assembler import Assembler
 from moetrace.record.build import build_record
 from moetrace.record.sites import SiteTable
 from moetrace.self_metrics import SelfMetrics
@@ -44,6 +45,7 @@ class Drain:
     def __init__(self, owner: Owner, emitters: list[Emitter]) -> None:
         self._owner = owner
         self.emitters = emitters
+        self._assembler = Assembler(owner.sites)
         self._pool: BufferPool | None = None
         self._thread: threading.Thread | None = None
         self._deadline = float("inf")
@@ -130,7 +132,7 @@ class Drain:
         if buffer.start_mark < 0 or buffer.end_mark < 0 or not self._wait_until_ready(buffer):
             return DropReason.EVENTS_UNRESOLVED
         metrics.dropped_intervals += sum(start < 0 or end < 0 for _, start, end, _ in buffer.intervals())
-        record = build_record(buffer, self._owner.sites, self._owner.clock_name)
+        record = build_record(buffer, self._assembler, self._owner.clock_name)
         sites = self._owner.sites.sites
         metrics.seen_sites = sum(sites[number].per_step for number in record.seen_sites)
         taken = [guard.run(f"emit.{emitter.name}", emitter.emit, record) for emitter in self.emitters]
