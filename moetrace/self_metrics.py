@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from moetrace_schemas.enums import DropReason
+from moetrace_schemas.enums import DropReason, RoutingViolation, SkipReason
 
 
 @dataclass(slots=True)
@@ -22,11 +22,15 @@ class SelfMetrics:
     dropped_intervals: int = 0
     """Intervals beyond a step's buffer (the step is dropped as buffer_full), or without a stamp because
     a device graph was being captured (the step is kept)."""
+    skipped: Counter[SkipReason] = field(default_factory=Counter)
+    """Calls without a time of their own, of steps that were kept."""
     exported: Counter[str] = field(default_factory=Counter)
     """Steps that an emitter delivered, by emitter."""
     expected_sites: int = 0
     seen_sites: int = 0
     queue_steps: int = 0
+    violations: Counter[RoutingViolation] = field(default_factory=Counter)
+    """Contradictions in the routing of this rank."""
 
     def drop(self, reason: DropReason, count: int = 1) -> None:
         """Count dropped steps."""

@@ -14,6 +14,7 @@ from typing import Any
 from moetrace_collectors.migrate import migrate
 from moetrace_collectors.model import JoinedStep
 from moetrace_collectors.sinks.base import StepResult
+from moetrace_collectors.sinks.clickhouse_columns import TableColumns
 from moetrace_collectors.sinks.clickhouse_rows import TableRows, rank_step_rows, verdict_rows
 from moetrace_collectors.store import embedded_dsn, open_client, parse_store
 from moetrace_collectors.testing import SyntheticRun
@@ -26,7 +27,7 @@ NUM_STEPS = 3
 INTERRUPTED_AT = 8
 
 
-def tables() -> list[TableRows]:
+def tables() -> list[TableColumns | TableRows]:
     """Rows of three steps, for every table that a collector fills."""
     engine = VerdictEngine()
     results = []
@@ -51,6 +52,15 @@ def columns(client: Any, database: str, table: str) -> list[str]:
         "ORDER BY position"
     )
     return [str(name) for (name,) in found.result_rows]
+
+
+def insert(client: Any, database: str, table: TableColumns | TableRows, names: list[str]) -> None:
+    """Insert some of the columns, as the sink does."""
+    if isinstance(table, TableColumns):
+        client.insert_arrow(table.table, table.arrow.select(names), database=database)
+        return
+    data = [table.columns[table.names.index(name)] for name in names]
+    client.insert(table.table, data, column_names=names, database=database, column_oriented=True)
 
 
 def digest(client: Any, database: str, table: str, names: list[str]) -> list[Any]:
@@ -81,11 +91,11 @@ def main() -> None:
                 )
             before: dict[str, tuple[list[str], list[Any]]] = {}
             for table in rows:
-                names = [name for name in table.names if name in columns(client, database, table.table)]
-                if not names:
+                there = columns(client, database, table.table)
+                names = [name for name in table.names if name in there]
+                if not names or not len(table):
                     continue
-                data = [table.columns[table.names.index(name)] for name in names]
-                client.insert(table.table, data, column_names=names, database=database, column_oriented=True)
+                insert(client, database, table, names)
                 before[table.table] = (names, digest(client, database, table.table, names))
             applied = [migration.version for migration in migrate(client, database=database)]
             # An upgrade that was interrupted behind its last statement runs that statement again.

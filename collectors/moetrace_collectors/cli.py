@@ -24,6 +24,8 @@ COMMANDS = (
     "analyze",
     "load",
     "replay",
+    "placement",
+    "doctor",
     "simulate",
     "migrate",
     "join",

@@ -2,7 +2,8 @@
 
 Everything from the wire is checked here once, so that later stages trust their types: required
 attributes and their types, closed sets, ranges, array lengths, finite limits, and that the trace id
-is the one that run id and step give. Only `moe.step` spans are read; ordinary child spans with
+is the one that run id and step give. Only `moe.step` and
+`moe.placement` spans are read; ordinary child spans with
 moetrace attributes, of foreign instrumentation, count as foreign in this version.
 """
 
@@ -15,9 +16,16 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from moetrace_collectors.decode_columns import decode_experts, decode_phases, decode_traffic
+from moetrace_collectors.decode_columns import (
+    decode_coactivation,
+    decode_experts,
+    decode_phases,
+    decode_traffic,
+    decode_violations,
+)
+from moetrace_collectors.decode_placement import PlacementRejectedError, decode_placement
 from moetrace_collectors.events import MAX_PAYLOAD_BYTES, Rejection
-from moetrace_collectors.model import RankStep
+from moetrace_collectors.model import PlacementReport, RankStep
 from moetrace_schemas import SCHEMA_VERSION, attributes, identity, spans
 from moetrace_schemas.columns import ColumnsError
 from moetrace_schemas.enums import ForwardMode, RejectReason
@@ -25,9 +33,15 @@ from moetrace_schemas.enums import ForwardMode, RejectReason
 HOST_NAME = "host.name"
 """OpenTelemetry's own resource attribute for the sender's host."""
 PREFIX = "moetrace."
-CLOCKS = ("host", "cuda")
+CLOCKS = ("host", "cuda", "device")
 MAX_TEXT = 256
 """Characters of a model name, version, cohort or host; they become column values and labels."""
+MAX_ATTRIBUTES = 128
+"""Attributes, events and links of one span."""
+MAX_BLOCK_BYTES = 32 * 2**20
+"""One packed column."""
+MAX_OTHER_BYTES = 64 * 1_024
+"""A span without its packed columns."""
 MAX_STEP = 2**62
 MAX_INDEX = 2**31 - 1
 MAX_MICROBATCH = 65_535
@@ -37,6 +51,7 @@ MIN_UNIX_NS = 946_684_800 * 10**9
 MAX_UNIX_NS = 4_102_444_800 * 10**9
 """2100-01-01; a DateTime, which the time to live is computed in, ends in 2106."""
 
+_BLOCKS = (attributes.COLUMNS_PHASES, attributes.COLUMNS_EXPERTS, attributes.COLUMNS_TRAFFIC)
 _TYPE_OF_FIELD = {
     "string_value": "string",
     "bool_value": "bool",
@@ -56,6 +71,7 @@ class Decoded:
     rank_steps: tuple[RankStep, ...]
     rejected: tuple[Rejection, ...]
     num_foreign_spans: int
+    placements: tuple[PlacementReport, ...] = ()
 
 
 class _RejectedError(Exception):
@@ -73,26 +89,62 @@ def decode(request: ExportTraceServiceRequest, *, max_world_size: int) -> Decode
     """
     rank_steps: list[RankStep] = []
     rejected: list[Rejection] = []
+    placements: list[PlacementReport] = []
     num_foreign = 0
     for resource_spans in request.resource_spans:
         host_name = _host_name(resource_spans.resource.attributes)
         for scope_spans in resource_spans.scope_spans:
             for span in scope_spans.spans:
-                values = {entry.key: entry.value for entry in span.attributes}
+                values = {entry.key: entry.value for entry in span.attributes[:MAX_ATTRIBUTES]}
                 if not _is_ours(span, values):
                     num_foreign += 1
                     continue
                 try:
-                    rank_steps.append(_rank_step(span, values, host_name, max_world_size))
-                except _RejectedError as error:
+                    _check_size(span, values)
+                    if span.name == spans.MOE_PLACEMENT:
+                        placements.append(
+                            decode_placement(span, values, host_name, max_world_size=max_world_size)
+                        )
+                    else:
+                        rank_steps.append(_rank_step(span, values, host_name, max_world_size))
+                except (_RejectedError, PlacementRejectedError) as error:
                     rejected.append(_rejection(error.reason, str(error), span, values))
-    return Decoded(rank_steps=tuple(rank_steps), rejected=tuple(rejected), num_foreign_spans=num_foreign)
+    return Decoded(
+        rank_steps=tuple(rank_steps),
+        rejected=tuple(rejected),
+        num_foreign_spans=num_foreign,
+        placements=tuple(placements),
+    )
 
 
 def _is_ours(span: Span, values: Mapping[str, AnyValue]) -> bool:
     if attributes.SCHEMA_VERSION in values or attributes.COLUMNS_PHASES in values:
         return True
     return span.name == spans.MOE_STEP and any(name.startswith(PREFIX) for name in values)
+
+
+def _check_size(span: Span, values: Mapping[str, AnyValue]) -> None:
+    number = len(span.attributes) + len(span.events) + len(span.links)
+    if number > MAX_ATTRIBUTES:
+        raise _RejectedError(
+            RejectReason.TOO_MANY_ATTRIBUTES,
+            f"{number} attributes, events and links, at most {MAX_ATTRIBUTES} are taken",
+        )
+    blocks = 0
+    for name in _BLOCKS:
+        if name in values:
+            size = len(values[name].bytes_value)
+            if size > MAX_BLOCK_BYTES:
+                raise _RejectedError(
+                    RejectReason.ATTRIBUTE_TOO_LARGE, f"{name}: {size} bytes, at most {MAX_BLOCK_BYTES}"
+                )
+            blocks += size
+    other = span.ByteSize() - blocks
+    if other > MAX_OTHER_BYTES:
+        raise _RejectedError(
+            RejectReason.ATTRIBUTE_TOO_LARGE,
+            f"{other} bytes beside the packed columns, at most {MAX_OTHER_BYTES} are taken",
+        )
 
 
 def _rank_step(span: Span, values: Mapping[str, AnyValue], host_name: str, max_world_size: int) -> RankStep:
@@ -141,6 +193,16 @@ def _rank_step(span: Span, values: Mapping[str, AnyValue], host_name: str, max_w
             if attributes.COLUMNS_TRAFFIC in values
             else ()
         )
+        violations = (
+            decode_violations(_bytes(values, attributes.COLUMNS_VIOLATIONS))
+            if attributes.COLUMNS_VIOLATIONS in values
+            else ()
+        )
+        coactivation = (
+            decode_coactivation(_bytes(values, attributes.COLUMNS_COACTIVATION))
+            if attributes.COLUMNS_COACTIVATION in values
+            else None
+        )
     except ColumnsError as error:
         raise _RejectedError(RejectReason.MALFORMED_COLUMNS, str(error)) from error
     return RankStep(
@@ -162,14 +224,14 @@ def _rank_step(span: Span, values: Mapping[str, AnyValue], host_name: str, max_w
         model_name=_text(values, attributes.MODEL_NAME),
         model_version=_text(values, attributes.MODEL_VERSION),
         cohort=_text(values, attributes.COHORT),
-        placement_version=(
-            _int(values, attributes.PLACEMENT_VERSION, 0, MAX_INDEX)
-            if attributes.PLACEMENT_VERSION in values
-            else 0
-        ),
+        placement_version=_optional_int(values, attributes.PLACEMENT_VERSION),
         phases=phases,
         experts=experts,
         traffic=traffic,
+        violations=violations,
+        coactivation=coactivation,
+        expected_sites=_optional_int(values, attributes.COVERAGE_EXPECTED_SITES),
+        seen_sites=_optional_int(values, attributes.COVERAGE_SEEN_SITES),
     )
 
 
@@ -184,7 +246,9 @@ def _forward_mode(values: Mapping[str, AnyValue]) -> ForwardMode:
 def _host_name(entries: Sequence[KeyValue]) -> str:
     for entry in entries:
         if entry.key == HOST_NAME and entry.value.WhichOneof("value") == "string_value":
-            return str(entry.value.string_value)[:MAX_TEXT]
+            name = str(entry.value.string_value)[:MAX_TEXT]
+            # A host's name is a courtesy of the sender's resource: not worth a rank step.
+            return name if name.isprintable() else ""
     return ""
 
 
@@ -206,6 +270,9 @@ def _text(values: Mapping[str, AnyValue], name: str) -> str:
     text = _string(values, name)
     if len(text) > MAX_TEXT:
         raise _invalid(name, f"{len(text)} characters", f"at most {MAX_TEXT}")
+    if not text.isprintable():
+        # It becomes a label, and a line on somebody's terminal.
+        raise _invalid(name, repr(text), "text without control characters")
     return text
 
 
@@ -214,6 +281,10 @@ def _int(values: Mapping[str, AnyValue], name: str, low: int, high: int) -> int:
     if not low <= value <= high:
         raise _invalid(name, str(value), f"{low} to {high}")
     return value
+
+
+def _optional_int(values: Mapping[str, AnyValue], name: str) -> int:
+    return _int(values, name, 0, MAX_INDEX) if name in values else 0
 
 
 def _bool(values: Mapping[str, AnyValue], name: str) -> bool:

@@ -34,7 +34,23 @@ class StatelessJoiner:
         """Counts so far; a snapshot."""
         return JoinCounts(received=self._received, joined=self._received)
 
-    def add(self, rank_step: RankStep, *, now_ns: int) -> tuple[Unjoined, ...]:
+    @property
+    def oldest_mark(self) -> int | None:
+        """No step is open."""
+        return None
+
+    def take_closed(self) -> bytes | None:
+        """No step closes here, so there is nothing to remember."""
+        return None
+
+    def all_closed(self) -> bytes:
+        """The same."""
+        return b""
+
+    def remember(self, closed: bytes) -> None:
+        """What a joiner knew before is of no use here: a repeat replaces its rows in the store."""
+
+    def add(self, rank_step: RankStep, *, now_ns: int, mark: int = 0) -> tuple[Unjoined, ...]:
         """Hand one rank step on."""
         self._received += 1
         return (Unjoined(rank_step=rank_step),)

@@ -150,4 +150,12 @@ def _tracer(config: Config) -> tuple[AnyPanel, ...]:
             "none",
             sql.RECENT_EVENTS,
         ),
+        lines(
+            "Coverage by rank",
+            "As each rank says with its steps: wrapped call sites that fired over those that should have.",
+            "percentunit",
+            [promql.RANK_COVERAGE],
+            width=24,
+            limit=config.coverage_ratio,
+        ),
     )

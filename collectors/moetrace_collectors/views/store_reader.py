@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import TypeVar
 
@@ -69,8 +69,8 @@ def read_run(store: Store, run_id: str, *, step: int | None = None) -> RunView:
     drawn = worst_step(steps) if step is None else _step_asked_for(steps, step)
     parameters["first_step"] = steps[0].step
     parameters["whole_only"] = int(any(not row.missing_ranks and not row.warmup for row in steps))
-    expert_loads = _load_matrices(store, parameters, queries.EXPERT_LOADS)
-    rank_loads = _load_matrices(store, parameters, queries.RANK_LOADS)
+    expert_loads = load_matrices(store, parameters, queries.EXPERT_LOADS)
+    rank_loads = load_matrices(store, parameters, queries.RANK_LOADS)
     overview, accounting = _overview_and_accounting(store, parameters)
     return RunView(
         overview=overview,
@@ -79,17 +79,22 @@ def read_run(store: Store, run_id: str, *, step: int | None = None) -> RunView:
         expert_loads=expert_loads,
         rank_loads=rank_loads,
         traffic=_traffic(store, parameters),
-        extensions=tuple(
-            RankPhaseExtension(
-                rank=int(row["rank"]),
-                phase=_member(Phase, row["phase"]),
-                extension_ns=int(row["agreed_ns"]),
-                ambiguous_ns=int(row["ambiguous_ns"]),
-            )
-            for row in store.rows(queries.EXTENSIONS, parameters)
-        ),
-        detail=_detail(store, parameters, drawn),
+        extensions=read_extensions(store, parameters),
+        detail=read_detail(store, run_id, drawn),
         accounting=accounting,
+    )
+
+
+def read_extensions(store: Store, parameters: Parameters) -> tuple[RankPhaseExtension, ...]:
+    """What ranks added to the critical path, from `first_step` on."""
+    return tuple(
+        RankPhaseExtension(
+            rank=int(row["rank"]),
+            phase=member(Phase, row["phase"]),
+            extension_ns=int(row["agreed_ns"]),
+            ambiguous_ns=int(row["ambiguous_ns"]),
+        )
+        for row in store.rows(queries.EXTENSIONS, parameters)
     )
 
 
@@ -102,19 +107,20 @@ def _step_asked_for(steps: tuple[StepRow, ...], step: int) -> StepRow:
 
 def _steps(store: Store, parameters: Parameters) -> tuple[StepRow, ...]:
     rows = store.rows(queries.STEPS, {**parameters, "limit": MAX_STEPS})
-    return tuple(_step_row(row) for row in reversed(rows))
+    return tuple(step_row(row) for row in reversed(rows))
 
 
-def _step_row(row: Row) -> StepRow:
+def step_row(row: Row) -> StepRow:
+    """One row of step_verdicts as a record."""
     extension_ns = int(row["extension_ns"])
     return StepRow(
         step=int(row["step"]),
         start_unix_ns=int(row["start_ns"]),
-        forward_mode=_member(ForwardMode, row["forward_mode"]),
-        evidence=_member(Evidence, row["evidence"]),
+        forward_mode=member(ForwardMode, row["forward_mode"]),
+        evidence=member(Evidence, row["evidence"]),
         reason=str(row["reason"]),
         suspect=_suspect(row, "", int(row["worth_ns"]), _finite(row["share"])),
-        cause=_member(Cause, row["cause"]),
+        cause=member(Cause, row["cause"]),
         runner_up=_suspect(
             row,
             "runner_up_",
@@ -123,10 +129,10 @@ def _step_row(row: Row) -> StepRow:
         ),
         step_ns=int(row["step_ns"]),
         extension_ns=extension_ns,
-        phase_ns={_member(Phase, name): int(value) for name, value in row["phase_ns"].items()},
+        phase_ns={member(Phase, name): int(value) for name, value in row["phase_ns"].items()},
         world_size=int(row["world_size"]),
         missing_ranks=tuple(int(rank) for rank in row["missing_ranks"]),
-        closed_by=_member(ClosedBy, row["closed_by"]),
+        closed_by=member(ClosedBy, row["closed_by"]),
         warmup=bool(row["warmup"]),
     )
 
@@ -137,7 +143,7 @@ def _suspect(row: Row, prefix: str, worth_ns: int, share: float) -> Suspect | No
     layer = row[prefix + "layer"]
     return Suspect(
         rank=int(row[prefix + "rank"]),
-        phase=_member(Phase, row[prefix + "phase"]),
+        phase=member(Phase, row[prefix + "phase"]),
         layer=None if layer is None else int(layer),
         worth_ns=worth_ns,
         share=share,
@@ -154,7 +160,7 @@ def _overview_and_accounting(store: Store, parameters: Parameters) -> tuple[RunO
         world_size=int(row["world_size"]),
         ranks=tuple(int(rank) for rank in row["ranks"]),
         hosts=tuple(str(host) for host in row["hosts"] if host),
-        forward_modes=tuple(_member(ForwardMode, mode) for mode in row["forward_modes"]),
+        forward_modes=tuple(member(ForwardMode, mode) for mode in row["forward_modes"]),
         cohorts=tuple(str(cohort) for cohort in row["cohorts"] if cohort),
         clocks=tuple(str(clock) for clock in row["clocks"]),
         sample_period=int(row["sample_period"]),
@@ -175,7 +181,7 @@ def _overview_and_accounting(store: Store, parameters: Parameters) -> tuple[RunO
         unattributed_rejects=sum(
             int(event["events"]) for event in events if event["unattributed"] and event["kind"] == "rejected"
         ),
-        steps_by_closed_by={_member(ClosedBy, group["closed_by"]): int(group["steps"]) for group in closed},
+        steps_by_closed_by={member(ClosedBy, group["closed_by"]): int(group["steps"]) for group in closed},
         missing_by_rank={
             int(missing["rank"]): int(missing["steps"]) for missing in store.rows(queries.MISSING, parameters)
         },
@@ -187,11 +193,11 @@ def _overview_and_accounting(store: Store, parameters: Parameters) -> tuple[RunO
     return overview, accounting
 
 
-def _load_matrices(store: Store, parameters: Parameters, query: str) -> tuple[LoadMatrix, ...]:
+def load_matrices(store: Store, parameters: Parameters, query: str) -> tuple[LoadMatrix, ...]:
     """Per forward mode: all cohorts together, then each cohort where there is more than one."""
     cells: dict[ForwardMode, dict[str, dict[tuple[int, int], int]]] = defaultdict(lambda: defaultdict(dict))
     for row in store.rows(query, parameters):
-        mode = _member(ForwardMode, row["forward_mode"])
+        mode = member(ForwardMode, row["forward_mode"])
         cells[mode][str(row["cohort"])][int(row["layer"]), int(row["column"])] = int(row["total"])
     matrices = []
     for mode in sorted(cells):
@@ -199,16 +205,17 @@ def _load_matrices(store: Store, parameters: Parameters, query: str) -> tuple[Lo
         for cohort_cells in cells[mode].values():
             for key, total in cohort_cells.items():
                 summed[key] += total
-        matrices.append(_matrix(LoadView(forward_mode=mode, cohort=None), summed))
+        matrices.append(load_matrix(LoadView(forward_mode=mode, cohort=None), summed))
         if len(cells[mode]) > 1:
             matrices += [
-                _matrix(LoadView(forward_mode=mode, cohort=cohort), cells[mode][cohort])
+                load_matrix(LoadView(forward_mode=mode, cohort=cohort), cells[mode][cohort])
                 for cohort in sorted(cells[mode])
             ]
     return tuple(matrices)
 
 
-def _matrix(view: LoadView, cells: dict[tuple[int, int], int]) -> LoadMatrix:
+def load_matrix(view: LoadView, cells: Mapping[tuple[int, int], int]) -> LoadMatrix:
+    """Counts by (layer, column) as a matrix."""
     layers = tuple(sorted({layer for layer, _ in cells}))
     columns = tuple(sorted({column for _, column in cells}))
     return LoadMatrix(
@@ -222,7 +229,7 @@ def _matrix(view: LoadView, cells: dict[tuple[int, int], int]) -> LoadMatrix:
 def _step_ratios(store: Store, parameters: Parameters) -> dict[tuple[LoadView, int], float]:
     return {
         (
-            LoadView(forward_mode=_member(ForwardMode, row["forward_mode"]), cohort=None),
+            LoadView(forward_mode=member(ForwardMode, row["forward_mode"]), cohort=None),
             int(row["layer"]),
         ): float(row["ratio"])
         for row in store.rows(queries.STEP_RATIOS, parameters)
@@ -258,11 +265,24 @@ def _square(ranks: Iterable[int], cells: dict[tuple[int, int], int]) -> tuple[tu
     return tuple(tuple(cells.get((source, destination), 0) for destination in ranks) for source in ranks)
 
 
-def _detail(store: Store, parameters: Parameters, drawn: StepRow) -> StepDetail:
-    at_step = {**parameters, "step": drawn.step}
+def read_detail(
+    store: Store, run_id: str, drawn: StepRow, *, lanes: Sequence[int] | None = None
+) -> StepDetail:
+    """One step, enough to draw it.
+
+    Args:
+        store: Where the rows are.
+        run_id: Its run.
+        drawn: Its verdict.
+        lanes: Ranks to draw, those that sent nothing left out; None to choose them.
+    """
+    at_step: Parameters = {"run": run_id, "step": drawn.step}
     ranks = tuple(int(row["rank"]) for row in store.rows(queries.STEP_RANKS, at_step))
-    barriers = tuple(_barrier(row) for row in store.rows(queries.BARRIERS, at_step))
-    shown = lanes_to_show(drawn, ranks, barriers)
+    barriers = read_barriers(store, run_id, drawn.step)
+    present = set(ranks)
+    shown = (
+        lanes_to_show(drawn, ranks, barriers) if lanes is None else tuple(sorted(present.intersection(lanes)))
+    )
     return StepDetail(
         step=drawn.step,
         ranks=ranks,
@@ -274,17 +294,24 @@ def _detail(store: Store, parameters: Parameters, drawn: StepRow) -> StepDetail:
     )
 
 
-def _barrier(row: Row) -> BarrierRow:
+def read_barriers(store: Store, run_id: str, step: int) -> tuple[BarrierRow, ...]:
+    """Exchanges of one step, by group and index."""
+    rows = store.rows(queries.BARRIERS, {"run": run_id, "step": step})
+    return tuple(barrier_row(row) for row in rows)
+
+
+def barrier_row(row: Row) -> BarrierRow:
+    """One row of step_barriers as a record."""
     return BarrierRow(
         ep_group=int(row["ep_group"]),
         index=int(row["barrier"]),
         layer=int(row["layer"]),
-        phase=_member(Phase, row["phase"]),
-        direction=_member(Direction, row["direction"]),
+        phase=member(Phase, row["phase"]),
+        direction=member(Direction, row["direction"]),
         microbatch=int(row["microbatch"]),
         ordinal=int(row["ordinal"]),
         releaser_rank=int(row["releaser_rank"]),
-        work_phase=_member(Phase, row["work_phase"]),
+        work_phase=member(Phase, row["work_phase"]),
         transfer_ns=int(row["transfer_ns"]),
         extension_ns=int(row["extension_ns"]),
         ambiguous=bool(row["ambiguous"]),
@@ -296,8 +323,8 @@ def _interval(row: Row) -> PhaseInterval:
         rank=int(row["rank"]),
         ep_group=int(row["ep_group"]),
         layer=int(row["layer"]),
-        phase=_member(Phase, row["phase"]),
-        direction=_member(Direction, row["direction"]),
+        phase=member(Phase, row["phase"]),
+        direction=member(Direction, row["direction"]),
         microbatch=int(row["microbatch"]),
         ordinal=int(row["ordinal"]),
         is_barrier=bool(row["is_barrier"]),
@@ -310,7 +337,12 @@ def _interval(row: Row) -> PhaseInterval:
     )
 
 
-def _member(kind: type[Member], value: object) -> Member:
+def member(kind: type[Member], value: object) -> Member:
+    """A member of a closed set by its stored text.
+
+    Raises:
+        UsageError: this version does not know it.
+    """
     try:
         return kind(str(value))
     except ValueError as error:

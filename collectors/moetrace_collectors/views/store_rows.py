@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from moetrace_collectors import owner
+from moetrace_collectors.access.client import client_access, explain
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.run_directory import STORE_NAME, RunDirectory
 from moetrace_collectors.store import escape_parameter, first_line, open_client, parse_store
@@ -116,11 +117,12 @@ class HttpStore:
         """Nothing is sent before the first query.
 
         Raises:
-            UsageError: not an http or https address.
+            UsageError: not an http or https address, or the environment names no readable token.
         """
         if not url.startswith(("http://", "https://")):
             raise UsageError(f"--url {url}: a collector's address expected, as in http://127.0.0.1:4318")
         self._url = url.rstrip("/") + "/"
+        self._access = client_access()
         self.address = parse_store(url).display
         self.database = database
 
@@ -139,12 +141,18 @@ class HttpStore:
             method="POST",
         )
         try:
-            with urllib.request.urlopen(request, timeout=HTTP_TIMEOUT_SECONDS) as response:
+            with self._access.open(request, timeout_s=HTTP_TIMEOUT_SECONDS) as response:
                 body: bytes = response.read()
+        except UsageError:
+            raise
         except urllib.error.HTTPError as error:
+            if (told := explain(self.address, error)) is not None:
+                raise UsageError(told) from error
             text = error.read().decode(errors="replace") or f"HTTP {error.code}"
             raise UsageError(_no_answer(self.address, self.database, text)) from error
         except (OSError, ValueError) as error:
+            if (told := explain(self.address, error)) is not None:
+                raise UsageError(told) from error
             reason = getattr(error, "reason", error)
             raise UsageError(f"no collector answers at {self.address} ({reason}): check --url") from error
         try:
