@@ -51,7 +51,8 @@ MIN_UNIX_NS = 946_684_800 * 10**9
 MAX_UNIX_NS = 4_102_444_800 * 10**9
 """2100-01-01; a DateTime, which the time to live is computed in, ends in 2106."""
 
-_BLOCKS = (attributes.COLUMNS_PHASES, attributes.COLUMNS_EXPERTS, attributes.COLUMNS_TRAFFIC)
+_BLOCKS = tuple(name for name, kind in attributes.TYPES.items() if kind == "bytes")
+"""Packed columns."""
 _TYPE_OF_FIELD = {
     "string_value": "string",
     "bool_value": "bool",
@@ -169,7 +170,10 @@ def _rank_step(span: Span, values: Mapping[str, AnyValue], host_name: str, max_w
     ep_rank = _int(values, attributes.EP_RANK, 0, ep_size - 1)
     clock = _string(values, attributes.CLOCK)
     if clock not in CLOCKS:
-        raise _invalid(attributes.CLOCK, repr(clock), " or ".join(CLOCKS))
+        raise _invalid(attributes.CLOCK, repr(clock), "host, cuda or device")
+    if attributes.ANCHOR_ERROR_NS in values:
+        # For whoever draws the span; nothing of the collector's depends on it.
+        _int(values, attributes.ANCHOR_ERROR_NS, 0, 2**53)
     if not MIN_UNIX_NS <= span.start_time_unix_nano <= MAX_UNIX_NS:
         raise _invalid(
             "start time", str(span.start_time_unix_nano), "unix ns between the years 2000 and 2100"

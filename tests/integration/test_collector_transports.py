@@ -109,7 +109,7 @@ def test_partial_success_says_what_was_rejected(process: CollectorProcess) -> No
     partial = ExportTraceServiceResponse.FromString(answer.body).partial_success
     assert (answer.status, partial.rejected_spans) == (200, 1)
     assert partial.error_message == (
-        "first: invalid_attribute: moetrace.clock is 'sundial': host or cuda expected"
+        "first: invalid_attribute: moetrace.clock is 'sundial': host, cuda or device expected"
     )
     with grpc.insecure_channel(process.grpc_address) as channel:
         response = TraceServiceStub(channel).Export(bad_request(), timeout=10)

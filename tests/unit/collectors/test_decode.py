@@ -88,7 +88,7 @@ def test_a_bad_span_does_not_cost_its_neighbours() -> None:
     assert (rejection.reason, rejection.run_id, rejection.step, rejection.rank) == (
         RejectReason.INVALID_ATTRIBUTE, "synthetic", 5, 1,
     )  # fmt: skip
-    assert rejection.detail == "moetrace.clock is 'sundial': host or cuda expected"
+    assert rejection.detail == "moetrace.clock is 'sundial': host, cuda or device expected"
 
 
 @pytest.mark.parametrize("name", attributes.REQUIRED)
