@@ -184,8 +184,9 @@ def _rank_step(span: Span, values: Mapping[str, AnyValue], host_name: str, max_w
             f"trace id {span.trace_id.hex()} is not the one of run {run_id}, step {step}",
         )
     rank = _int(values, attributes.RANK, 0, world_size - 1)
+    microbatch = _int(values, attributes.MICROBATCH_INDEX, 0, MAX_MICROBATCH)
     try:
-        phases = decode_phases(_bytes(values, attributes.COLUMNS_PHASES))
+        phases = decode_phases(_bytes(values, attributes.COLUMNS_PHASES), microbatch=microbatch)
         experts = (
             decode_experts(_bytes(values, attributes.COLUMNS_EXPERTS))
             if attributes.COLUMNS_EXPERTS in values
@@ -212,7 +213,7 @@ def _rank_step(span: Span, values: Mapping[str, AnyValue], host_name: str, max_w
         run_id=run_id,
         step=step,
         rank=rank,
-        microbatch=_int(values, attributes.MICROBATCH_INDEX, 0, MAX_MICROBATCH),
+        microbatch=microbatch,
         world_size=world_size,
         ep_rank=ep_rank,
         ep_size=ep_size,

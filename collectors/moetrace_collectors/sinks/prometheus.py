@@ -110,6 +110,9 @@ class PrometheusSink:
         self._take_run(verdict.run_id, result.joined.rank_steps)
         self._take_receipts(result)
 
+    def take_unjoined(self, rank_step: RankStep) -> None:
+        """See Sink: nothing is known of its step here, so the metrics of steps are not there."""
+
     def take_late(self, rank_step: RankStep) -> None:
         """See Sink: a verdict was given without it, so it is not counted into anything."""
 
