@@ -23,6 +23,7 @@ LOWEST = {
     "check_steps": 0,
     "coactivation_steps": 0,
     "coactivation_layers": 1,
+    "spool_max_bytes": 2**20,
 }
 """Smallest values of whole numbers."""
 MOST_INTERVALS = 32_767
@@ -88,6 +89,10 @@ class Config:
     """NVTX ranges around wrapped calls, in every step."""
     queue_steps: int = 256
     """Steps that may wait for the exporter; the oldest is dropped (and counted) beyond it."""
+    spool_dir: str = ""
+    """Directory for steps that the collector does not take now, sent when it is back; empty: none."""
+    spool_max_bytes: int = 256 * 2**20
+    """Disk space of this rank's spool, bytes; the oldest steps give way (and are counted) beyond it."""
     export_timeout_s: float = 5.0
     """Longest single export call, seconds."""
     shutdown_timeout_s: float = 5.0

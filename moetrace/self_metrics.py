@@ -29,6 +29,7 @@ class SelfMetrics:
     expected_sites: int = 0
     seen_sites: int = 0
     queue_steps: int = 0
+    spooled_steps: int = 0
     violations: Counter[RoutingViolation] = field(default_factory=Counter)
     """Contradictions in the routing of this rank."""
 

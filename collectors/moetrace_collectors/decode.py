@@ -51,7 +51,8 @@ MIN_UNIX_NS = 946_684_800 * 10**9
 MAX_UNIX_NS = 4_102_444_800 * 10**9
 """2100-01-01; a DateTime, which the time to live is computed in, ends in 2106."""
 
-_BLOCKS = (attributes.COLUMNS_PHASES, attributes.COLUMNS_EXPERTS, attributes.COLUMNS_TRAFFIC)
+_BLOCKS = tuple(name for name, kind in attributes.TYPES.items() if kind == "bytes")
+"""Packed columns."""
 _TYPE_OF_FIELD = {
     "string_value": "string",
     "bool_value": "bool",

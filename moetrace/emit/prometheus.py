@@ -71,6 +71,7 @@ class _SelfCollector(Collector):
         yield _gauge(catalogue.SELF_SEEN_SITES, m.seen_sites)
         yield _counter(catalogue.SELF_ROUTING_VIOLATIONS_TOTAL, dict(m.violations))
         yield _gauge(catalogue.SELF_EXPORT_QUEUE_STEPS, m.queue_steps)
+        yield _gauge(catalogue.SELF_SPOOLED_STEPS, m.spooled_steps)
 
 
 def _counter(spec: catalogue.MetricSpec, values: dict[Any, int]) -> CounterMetricFamily:

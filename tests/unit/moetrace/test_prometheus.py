@@ -44,6 +44,9 @@ moetrace_self_routing_violations_total{reason="conservation"} 6.0
 # HELP moetrace_self_export_queue_steps Steps waiting for the exporter.
 # TYPE moetrace_self_export_queue_steps gauge
 moetrace_self_export_queue_steps 4.0
+# HELP moetrace_self_spooled_steps Steps on this rank's disk that wait for the collector to come back.
+# TYPE moetrace_self_spooled_steps gauge
+moetrace_self_spooled_steps 0.0
 """
 
 
