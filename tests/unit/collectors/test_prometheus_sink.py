@@ -24,6 +24,7 @@ from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import StepResult
 from moetrace_collectors.sinks.exchange_overlap import exchange_time_ns
 from moetrace_collectors.sinks.exchange_scope import rows_by_scope
+from moetrace_collectors.sinks.placement_ledger import LedgerSink
 from moetrace_collectors.sinks.prometheus import MAX_RUNS, PrometheusSink
 from moetrace_collectors.testing import SyntheticRun
 from moetrace_schemas import metrics
@@ -221,6 +222,10 @@ def test_exposed_names_and_labels_are_those_of_the_catalogue() -> None:
     sink = PrometheusSink(book, series_budget=8)
     sink.take_step(result())
     sink.take_step(result(step=1, run_id="second", num_experts=64))
+    ledger = LedgerSink(
+        None, database="m", book=book, unix_ms=lambda: 0, on_conflict=lambda _: None, on_lost=lambda *_: None
+    )
+    assert not ledger.has_unwritten
     own.step_closed(result().joined)
     own.rows_stored("phase_spans", 1)
     own.rows_lost("phase_spans", 1)
