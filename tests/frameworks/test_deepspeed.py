@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from frameworks.environments import interpreter, reports, run_case
+from frameworks.environments import interpreter, reports, root, run_case
 
 pytestmark = [pytest.mark.framework, pytest.mark.multirank]
 
@@ -13,6 +15,14 @@ EXCHANGED = (
     "unpermute combine combine! combine unpermute"
 )
 ALONE = "router permute expert_gemm unpermute"
+CPU = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(root() / "deepspeed" / "extensions")}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_stale_locks() -> None:
+    """A run that was killed while it built an extension leaves a lock that all later ones would wait for."""
+    for lock in Path(CPU["TORCH_EXTENSIONS_DIR"]).rglob("lock"):
+        lock.unlink()
 
 
 @pytest.mark.parametrize(
@@ -25,9 +35,7 @@ def test_layers_show_both_exchanges_and_count_admitted_and_dropped(
 ) -> None:
     """Admitted pairs are those that arrive at the experts; pairs beyond the capacity are counted apart."""
     python = interpreter("deepspeed", "deepspeed")
-    found = reports(
-        run_case(python, "gshard_layers", "deepspeed", *options, ranks=ranks, DS_ACCELERATOR="cpu")
-    )
+    found = reports(run_case(python, "gshard_layers", "deepspeed", *options, ranks=ranks, **CPU))
     for rank in found:
         assert rank["adapters"] == ["deepspeed"]
         assert rank["layers"] == [0, 1]
@@ -41,7 +49,7 @@ def test_layers_show_both_exchanges_and_count_admitted_and_dropped(
 def test_autoep_layers_are_found_after_the_engine_has_put_them_in() -> None:
     """Blocks of a transformers model that AutoEP replaced: exchanges, counts, same bits, restored."""
     python = interpreter("deepspeed", "deepspeed.module_inject.auto_ep_layer")
-    for rank in reports(run_case(python, "deepspeed_autoep", ranks=2, DS_ACCELERATOR="cpu")):
+    for rank in reports(run_case(python, "deepspeed_autoep", ranks=2, **CPU)):
         assert rank["blocks"] == ["AutoEPMoELayer", "AutoEPMoELayer"]
         assert rank["adapters"] == ["deepspeed"]
         assert rank["layers"] == [0, 1]
