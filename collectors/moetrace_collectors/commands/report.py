@@ -7,24 +7,15 @@ import shlex
 import sys
 from pathlib import Path
 
-from moetrace_collectors.run_directory import RunDirectory, newest_run_directory, open_run_directory
+from moetrace_collectors.commands.store_arguments import add_store_arguments, open_store
+from moetrace_collectors.run_directory import RunDirectory
 
 HELP = "show a run's verdicts and write its HTML report"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where the run is, which one, and where the page goes."""
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "--dir", type=Path, metavar="DIR", help="run directory (default: the newest of moetrace-runs/)"
-    )
-    source.add_argument(
-        "--dsn", metavar="DSN", help="a store: chdb:///path, clickhouse://host or https://host"
-    )
-    source.add_argument("--url", metavar="URL", help="a running collector, as in http://127.0.0.1:4318")
-    parser.add_argument(
-        "--database", default="moetrace", help="database of the tables (default: %(default)s)"
-    )
+    add_store_arguments(parser)
     parser.add_argument(
         "--run", dest="run_id", metavar="RUN_ID", help="which run (default: the one with the newest step)"
     )
@@ -48,20 +39,13 @@ def run(arguments: argparse.Namespace) -> int:
     """
     # Here and not above: a missing extra must not break the other commands.
     from moetrace_collectors.views.report import write_report
-    from moetrace_collectors.views.store_rows import ClientStore, HttpStore, store_of_directory, store_of_dsn
 
-    directory: RunDirectory | None = None
-    if arguments.dsn is not None:
-        store: ClientStore | HttpStore = store_of_dsn(arguments.dsn, database=arguments.database)
-    elif arguments.url is not None:
-        store = HttpStore(arguments.url, database=arguments.database)
-    else:
-        directory = open_run_directory(arguments.dir) if arguments.dir is not None else newest_run_directory()
-        store = store_of_directory(directory, database=arguments.database)
+    opened = open_store(arguments)
+    directory = opened.directory
     out = arguments.out or (directory.report_path if directory is not None else Path("report.html"))
-    with store:
+    with opened.store as store:
         report = write_report(store, arguments.run_id, out, step=arguments.step)
-    address = str(directory.store_path) if directory is not None else store.address
+    address = opened.address
     if arguments.json:
         from moetrace_collectors.views.document import build_document, dump_document
 

@@ -69,8 +69,8 @@ def read_run(store: Store, run_id: str, *, step: int | None = None) -> RunView:
     drawn = worst_step(steps) if step is None else _step_asked_for(steps, step)
     parameters["first_step"] = steps[0].step
     parameters["whole_only"] = int(any(not row.missing_ranks and not row.warmup for row in steps))
-    expert_loads = _load_matrices(store, parameters, queries.EXPERT_LOADS)
-    rank_loads = _load_matrices(store, parameters, queries.RANK_LOADS)
+    expert_loads = load_matrices(store, parameters, queries.EXPERT_LOADS)
+    rank_loads = load_matrices(store, parameters, queries.RANK_LOADS)
     overview, accounting = _overview_and_accounting(store, parameters)
     return RunView(
         overview=overview,
@@ -79,17 +79,22 @@ def read_run(store: Store, run_id: str, *, step: int | None = None) -> RunView:
         expert_loads=expert_loads,
         rank_loads=rank_loads,
         traffic=_traffic(store, parameters),
-        extensions=tuple(
-            RankPhaseExtension(
-                rank=int(row["rank"]),
-                phase=_member(Phase, row["phase"]),
-                extension_ns=int(row["agreed_ns"]),
-                ambiguous_ns=int(row["ambiguous_ns"]),
-            )
-            for row in store.rows(queries.EXTENSIONS, parameters)
-        ),
+        extensions=read_extensions(store, parameters),
         detail=_detail(store, parameters, drawn),
         accounting=accounting,
+    )
+
+
+def read_extensions(store: Store, parameters: Parameters) -> tuple[RankPhaseExtension, ...]:
+    """What ranks added to the critical path, from `first_step` on."""
+    return tuple(
+        RankPhaseExtension(
+            rank=int(row["rank"]),
+            phase=member(Phase, row["phase"]),
+            extension_ns=int(row["agreed_ns"]),
+            ambiguous_ns=int(row["ambiguous_ns"]),
+        )
+        for row in store.rows(queries.EXTENSIONS, parameters)
     )
 
 
@@ -102,19 +107,20 @@ def _step_asked_for(steps: tuple[StepRow, ...], step: int) -> StepRow:
 
 def _steps(store: Store, parameters: Parameters) -> tuple[StepRow, ...]:
     rows = store.rows(queries.STEPS, {**parameters, "limit": MAX_STEPS})
-    return tuple(_step_row(row) for row in reversed(rows))
+    return tuple(step_row(row) for row in reversed(rows))
 
 
-def _step_row(row: Row) -> StepRow:
+def step_row(row: Row) -> StepRow:
+    """One row of step_verdicts as a record."""
     extension_ns = int(row["extension_ns"])
     return StepRow(
         step=int(row["step"]),
         start_unix_ns=int(row["start_ns"]),
-        forward_mode=_member(ForwardMode, row["forward_mode"]),
-        evidence=_member(Evidence, row["evidence"]),
+        forward_mode=member(ForwardMode, row["forward_mode"]),
+        evidence=member(Evidence, row["evidence"]),
         reason=str(row["reason"]),
         suspect=_suspect(row, "", int(row["worth_ns"]), _finite(row["share"])),
-        cause=_member(Cause, row["cause"]),
+        cause=member(Cause, row["cause"]),
         runner_up=_suspect(
             row,
             "runner_up_",
@@ -123,10 +129,10 @@ def _step_row(row: Row) -> StepRow:
         ),
         step_ns=int(row["step_ns"]),
         extension_ns=extension_ns,
-        phase_ns={_member(Phase, name): int(value) for name, value in row["phase_ns"].items()},
+        phase_ns={member(Phase, name): int(value) for name, value in row["phase_ns"].items()},
         world_size=int(row["world_size"]),
         missing_ranks=tuple(int(rank) for rank in row["missing_ranks"]),
-        closed_by=_member(ClosedBy, row["closed_by"]),
+        closed_by=member(ClosedBy, row["closed_by"]),
         warmup=bool(row["warmup"]),
     )
 
@@ -137,7 +143,7 @@ def _suspect(row: Row, prefix: str, worth_ns: int, share: float) -> Suspect | No
     layer = row[prefix + "layer"]
     return Suspect(
         rank=int(row[prefix + "rank"]),
-        phase=_member(Phase, row[prefix + "phase"]),
+        phase=member(Phase, row[prefix + "phase"]),
         layer=None if layer is None else int(layer),
         worth_ns=worth_ns,
         share=share,
@@ -154,7 +160,7 @@ def _overview_and_accounting(store: Store, parameters: Parameters) -> tuple[RunO
         world_size=int(row["world_size"]),
         ranks=tuple(int(rank) for rank in row["ranks"]),
         hosts=tuple(str(host) for host in row["hosts"] if host),
-        forward_modes=tuple(_member(ForwardMode, mode) for mode in row["forward_modes"]),
+        forward_modes=tuple(member(ForwardMode, mode) for mode in row["forward_modes"]),
         cohorts=tuple(str(cohort) for cohort in row["cohorts"] if cohort),
         clocks=tuple(str(clock) for clock in row["clocks"]),
         sample_period=int(row["sample_period"]),
@@ -175,7 +181,7 @@ def _overview_and_accounting(store: Store, parameters: Parameters) -> tuple[RunO
         unattributed_rejects=sum(
             int(event["events"]) for event in events if event["unattributed"] and event["kind"] == "rejected"
         ),
-        steps_by_closed_by={_member(ClosedBy, group["closed_by"]): int(group["steps"]) for group in closed},
+        steps_by_closed_by={member(ClosedBy, group["closed_by"]): int(group["steps"]) for group in closed},
         missing_by_rank={
             int(missing["rank"]): int(missing["steps"]) for missing in store.rows(queries.MISSING, parameters)
         },
@@ -187,11 +193,11 @@ def _overview_and_accounting(store: Store, parameters: Parameters) -> tuple[RunO
     return overview, accounting
 
 
-def _load_matrices(store: Store, parameters: Parameters, query: str) -> tuple[LoadMatrix, ...]:
+def load_matrices(store: Store, parameters: Parameters, query: str) -> tuple[LoadMatrix, ...]:
     """Per forward mode: all cohorts together, then each cohort where there is more than one."""
     cells: dict[ForwardMode, dict[str, dict[tuple[int, int], int]]] = defaultdict(lambda: defaultdict(dict))
     for row in store.rows(query, parameters):
-        mode = _member(ForwardMode, row["forward_mode"])
+        mode = member(ForwardMode, row["forward_mode"])
         cells[mode][str(row["cohort"])][int(row["layer"]), int(row["column"])] = int(row["total"])
     matrices = []
     for mode in sorted(cells):
@@ -222,7 +228,7 @@ def _matrix(view: LoadView, cells: dict[tuple[int, int], int]) -> LoadMatrix:
 def _step_ratios(store: Store, parameters: Parameters) -> dict[tuple[LoadView, int], float]:
     return {
         (
-            LoadView(forward_mode=_member(ForwardMode, row["forward_mode"]), cohort=None),
+            LoadView(forward_mode=member(ForwardMode, row["forward_mode"]), cohort=None),
             int(row["layer"]),
         ): float(row["ratio"])
         for row in store.rows(queries.STEP_RATIOS, parameters)
@@ -279,12 +285,12 @@ def _barrier(row: Row) -> BarrierRow:
         ep_group=int(row["ep_group"]),
         index=int(row["barrier"]),
         layer=int(row["layer"]),
-        phase=_member(Phase, row["phase"]),
-        direction=_member(Direction, row["direction"]),
+        phase=member(Phase, row["phase"]),
+        direction=member(Direction, row["direction"]),
         microbatch=int(row["microbatch"]),
         ordinal=int(row["ordinal"]),
         releaser_rank=int(row["releaser_rank"]),
-        work_phase=_member(Phase, row["work_phase"]),
+        work_phase=member(Phase, row["work_phase"]),
         transfer_ns=int(row["transfer_ns"]),
         extension_ns=int(row["extension_ns"]),
         ambiguous=bool(row["ambiguous"]),
@@ -296,8 +302,8 @@ def _interval(row: Row) -> PhaseInterval:
         rank=int(row["rank"]),
         ep_group=int(row["ep_group"]),
         layer=int(row["layer"]),
-        phase=_member(Phase, row["phase"]),
-        direction=_member(Direction, row["direction"]),
+        phase=member(Phase, row["phase"]),
+        direction=member(Direction, row["direction"]),
         microbatch=int(row["microbatch"]),
         ordinal=int(row["ordinal"]),
         is_barrier=bool(row["is_barrier"]),
@@ -310,7 +316,12 @@ def _interval(row: Row) -> PhaseInterval:
     )
 
 
-def _member(kind: type[Member], value: object) -> Member:
+def member(kind: type[Member], value: object) -> Member:
+    """A member of a closed set by its stored text.
+
+    Raises:
+        UsageError: this version does not know it.
+    """
     try:
         return kind(str(value))
     except ValueError as error:
