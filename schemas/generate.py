@@ -59,14 +59,23 @@ def attributes(data: dict[str, Any]) -> str:
             f'{_constant(entry["name"])} = "{entry["name"]}"',
             f'"""{entry["type"]}. {entry["brief"]}"""',
         ]
-    required = ",\n    ".join(_constant(e["name"]) for e in data["attributes"] if e["required"])
-    types = ",\n    ".join(f'{_constant(e["name"])}: "{e["type"]}"' for e in data["attributes"])
+    required = ",\n    ".join(
+        _constant(e["name"]) for e in data["attributes"] if e["required"] and e["carrier"] == "moe.step"
+    )
     lines += [
         "",
         f"REQUIRED: tuple[str, ...] = (\n    {required},\n)",
-        '"""Attributes without which a span is rejected."""',
+        '"""Attributes without which a moe.step span is rejected."""',
     ]
-    lines += ["", f"TYPES: dict[str, str] = {{\n    {types},\n}}", '"""Attribute -> OTLP value type."""']
+    for constant, carrier in (("TYPES", "moe.step"), ("PHASE_TYPES", "moe.phase")):
+        types = ",\n    ".join(
+            f'{_constant(e["name"])}: "{e["type"]}"' for e in data["attributes"] if e["carrier"] == carrier
+        )
+        lines += [
+            "",
+            f"{constant}: dict[str, str] = {{\n    {types},\n}}",
+            f'"""Attribute of a {carrier} span -> OTLP value type."""',
+        ]
     return "\n".join(lines) + "\n"
 
 

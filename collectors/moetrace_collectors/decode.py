@@ -2,8 +2,8 @@
 
 Everything from the wire is checked here once, so that later stages trust their types: required
 attributes and their types, closed sets, ranges, array lengths, finite limits, and that the trace id
-is the one that run id and step give. Only `moe.step` spans are read; ordinary child spans with
-moetrace attributes, of foreign instrumentation, count as foreign in this version.
+is the one that run id and step give. `moe.step` spans carry their phase rows packed, or as `moe.phase`
+children in the same request; a child whose parent is not there counts as foreign.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from moetrace_collectors.decode_columns import decode_experts, decode_phases, decode_traffic
+from moetrace_collectors.decode_spans import children_by_parent, pack_children
 from moetrace_collectors.events import MAX_PAYLOAD_BYTES, Rejection
 from moetrace_collectors.model import RankStep
 from moetrace_schemas import SCHEMA_VERSION, attributes, identity, spans
@@ -74,19 +75,30 @@ def decode(request: ExportTraceServiceRequest, *, max_world_size: int) -> Decode
     rank_steps: list[RankStep] = []
     rejected: list[Rejection] = []
     num_foreign = 0
+    children = children_by_parent(request)
+    num_orphans = sum(map(len, children.values()))
     for resource_spans in request.resource_spans:
         host_name = _host_name(resource_spans.resource.attributes)
         for scope_spans in resource_spans.scope_spans:
             for span in scope_spans.spans:
+                if span.name == spans.MOE_PHASE:
+                    continue
                 values = {entry.key: entry.value for entry in span.attributes}
                 if not _is_ours(span, values):
                     num_foreign += 1
                     continue
+                own = children.get((span.trace_id, span.span_id), ())
+                num_orphans -= len(own)
                 try:
-                    rank_steps.append(_rank_step(span, values, host_name, max_world_size))
+                    rank_steps.append(_rank_step(span, values, own, host_name, max_world_size))
                 except _RejectedError as error:
                     rejected.append(_rejection(error.reason, str(error), span, values))
-    return Decoded(rank_steps=tuple(rank_steps), rejected=tuple(rejected), num_foreign_spans=num_foreign)
+    # Two steps of one span id would both claim its children.
+    return Decoded(
+        rank_steps=tuple(rank_steps),
+        rejected=tuple(rejected),
+        num_foreign_spans=num_foreign + max(0, num_orphans),
+    )
 
 
 def _is_ours(span: Span, values: Mapping[str, AnyValue]) -> bool:
@@ -95,7 +107,13 @@ def _is_ours(span: Span, values: Mapping[str, AnyValue]) -> bool:
     return span.name == spans.MOE_STEP and any(name.startswith(PREFIX) for name in values)
 
 
-def _rank_step(span: Span, values: Mapping[str, AnyValue], host_name: str, max_world_size: int) -> RankStep:
+def _rank_step(
+    span: Span,
+    values: Mapping[str, AnyValue],
+    children: Sequence[Span],
+    host_name: str,
+    max_world_size: int,
+) -> RankStep:
     # The version first: a newer writer may have renamed anything else.
     if attributes.SCHEMA_VERSION in values:
         version = _int(values, attributes.SCHEMA_VERSION, 0, MAX_INDEX)
@@ -106,7 +124,7 @@ def _rank_step(span: Span, values: Mapping[str, AnyValue], host_name: str, max_w
                 "upgrade the collector first",
             )
     for name in attributes.REQUIRED:
-        if name not in values:
+        if name not in values and not (name == attributes.COLUMNS_PHASES and children):
             raise _RejectedError(RejectReason.MISSING_ATTRIBUTE, f"{name} is missing")
     run_id = _string(values, attributes.RUN_ID)
     if identity.RUN_ID_PATTERN.fullmatch(run_id) is None:
@@ -128,8 +146,13 @@ def _rank_step(span: Span, values: Mapping[str, AnyValue], host_name: str, max_w
             f"trace id {span.trace_id.hex()} is not the one of run {run_id}, step {step}",
         )
     rank = _int(values, attributes.RANK, 0, world_size - 1)
+    microbatch = _int(values, attributes.MICROBATCH_INDEX, 0, MAX_MICROBATCH)
     try:
-        phases = decode_phases(_bytes(values, attributes.COLUMNS_PHASES))
+        phases = decode_phases(
+            _bytes(values, attributes.COLUMNS_PHASES)
+            if attributes.COLUMNS_PHASES in values
+            else pack_children(children, start_unix_ns=span.start_time_unix_nano, microbatch=microbatch)
+        )
         experts = (
             decode_experts(_bytes(values, attributes.COLUMNS_EXPERTS))
             if attributes.COLUMNS_EXPERTS in values
@@ -146,7 +169,7 @@ def _rank_step(span: Span, values: Mapping[str, AnyValue], host_name: str, max_w
         run_id=run_id,
         step=step,
         rank=rank,
-        microbatch=_int(values, attributes.MICROBATCH_INDEX, 0, MAX_MICROBATCH),
+        microbatch=microbatch,
         world_size=world_size,
         ep_rank=ep_rank,
         ep_size=ep_size,

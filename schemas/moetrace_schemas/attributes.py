@@ -44,6 +44,40 @@ COLUMNS_EXPERTS = "moetrace.columns.experts"
 """bytes. Packed per-expert counts."""
 COLUMNS_TRAFFIC = "moetrace.columns.traffic"
 """bytes. Packed rows per destination expert-parallel rank."""
+VERDICT_EVIDENCE = "moetrace.verdict.evidence"
+"""string. Clear, ambiguous or insufficient."""
+VERDICT_REASON = "moetrace.verdict.reason"
+"""string. One sentence, why the evidence is what it is."""
+VERDICT_RANK = "moetrace.verdict.rank"
+"""int. Rank that extended the step; absent where none is named."""
+VERDICT_PHASE = "moetrace.verdict.phase"
+"""string. Phase in which it did."""
+VERDICT_LAYER = "moetrace.verdict.layer"
+"""int. Layer in which it did; absent where no single layer holds half of it."""
+VERDICT_CAUSE = "moetrace.verdict.cause"
+"""string. Closed set Cause."""
+VERDICT_WORTH_NS = "moetrace.verdict.worth.ns"
+"""int. What the step would give back if the rank were average in the phase, ns."""
+PHASE = "moetrace.phase"
+"""string. Closed set Phase."""
+LAYER_INDEX = "moetrace.layer.index"
+"""int. MoE layer as the model numbers its blocks; -1 = step level."""
+DIRECTION = "moetrace.direction"
+"""string. forward or backward; forward where absent."""
+ORDINAL = "moetrace.ordinal"
+"""int. Occurrence of (layer, phase, direction, microbatch, barrier) in the step; 0 where absent."""
+STREAM = "moetrace.stream"
+"""int. Device stream; 0 = compute, also where absent."""
+FLAGS = "moetrace.flags"
+"""int. Bits of RowFlag; 1 = the exchange itself. 0 where absent."""
+BYTES = "moetrace.bytes"
+"""int. Payload this rank sent, bytes; unknown where absent."""
+ROWS = "moetrace.rows"
+"""int. Rows sent or worked on; unknown where absent."""
+RELEASER_RANK = "moetrace.releaser.rank"
+"""int. Rank that this exchange waited for; the span links to that rank's span."""
+WAIT_NS = "moetrace.wait.ns"
+"""int. Part of an exchange that is wait for other ranks, ns; the rest is transfer."""
 
 REQUIRED: tuple[str, ...] = (
     SCHEMA_VERSION,
@@ -62,7 +96,7 @@ REQUIRED: tuple[str, ...] = (
     DURATION_NS,
     COLUMNS_PHASES,
 )
-"""Attributes without which a span is rejected."""
+"""Attributes without which a moe.step span is rejected."""
 
 TYPES: dict[str, str] = {
     SCHEMA_VERSION: "int",
@@ -87,4 +121,16 @@ TYPES: dict[str, str] = {
     COLUMNS_EXPERTS: "bytes",
     COLUMNS_TRAFFIC: "bytes",
 }
-"""Attribute -> OTLP value type."""
+"""Attribute of a moe.step span -> OTLP value type."""
+
+PHASE_TYPES: dict[str, str] = {
+    PHASE: "string",
+    LAYER_INDEX: "int",
+    DIRECTION: "string",
+    ORDINAL: "int",
+    STREAM: "int",
+    FLAGS: "int",
+    BYTES: "int",
+    ROWS: "int",
+}
+"""Attribute of a moe.phase span -> OTLP value type."""

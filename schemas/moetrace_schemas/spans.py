@@ -4,3 +4,5 @@ from __future__ import annotations
 
 MOE_STEP = "moe.step"
 """One rank's step (or one microbatch of it). trace id = blake2b-128(run id, step); span id = blake2b-64(trace id, rank, microbatch): every rank derives the same trace without talking."""
+MOE_PHASE = "moe.phase"
+"""One phase row as a span of its own, for backends that show spans and for instrumentation that cannot pack columns: children of a moe.step span without moetrace.columns.phases, in the same export request. span id = blake2b-64(parent span id, layer, phase, direction, microbatch, ordinal, barrier)."""

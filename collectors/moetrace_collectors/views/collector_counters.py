@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.views.number_format import duration_text
@@ -107,7 +108,7 @@ def is_troubled(now: CollectorCounters, before: CollectorCounters | None) -> boo
     )
 
 
-def _values(family: Metric | None, spec: MetricSpec) -> Iterable[object]:
+def _values(family: Metric | None, spec: MetricSpec) -> Iterable[Sample]:
     return [] if family is None else [sample for sample in family.samples if sample.name == spec.name]
 
 

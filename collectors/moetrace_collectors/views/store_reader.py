@@ -267,7 +267,7 @@ def _square(ranks: Iterable[int], cells: dict[tuple[int, int], int]) -> tuple[tu
 def _detail(store: Store, parameters: Parameters, drawn: StepRow) -> StepDetail:
     at_step = {**parameters, "step": drawn.step}
     ranks = tuple(int(row["rank"]) for row in store.rows(queries.STEP_RANKS, at_step))
-    barriers = tuple(_barrier(row) for row in store.rows(queries.BARRIERS, at_step))
+    barriers = tuple(barrier_row(row) for row in store.rows(queries.BARRIERS, at_step))
     shown = lanes_to_show(drawn, ranks, barriers)
     return StepDetail(
         step=drawn.step,
@@ -280,7 +280,8 @@ def _detail(store: Store, parameters: Parameters, drawn: StepRow) -> StepDetail:
     )
 
 
-def _barrier(row: Row) -> BarrierRow:
+def barrier_row(row: Row) -> BarrierRow:
+    """One row of step_barriers as a record."""
     return BarrierRow(
         ep_group=int(row["ep_group"]),
         index=int(row["barrier"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -58,3 +59,32 @@ def _exchange_ends(one: RankStep) -> dict[ExchangeKey, int]:
         )
         found[key] = one.start_unix_ns + int(rows.start_offset_ns[row]) + int(rows.duration_ns[row])
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankClock:
+    """By whose clock a rank's times are drawn."""
+
+    reference_rank: int
+    """The lowest rank of its expert-parallel group; the rank itself where it could not be aligned."""
+    fit: ClockFit
+
+
+def group_clocks(joined: Sequence[JoinedStep]) -> tuple[dict[int, RankClock], list[str]]:
+    """Every rank against the lowest of its group, and warnings; groups share no exchange to compare by."""
+    found: dict[int, RankClock] = {}
+    warnings: list[str] = []
+    for group in sorted({one.ep_group for step in joined for one in step.rank_steps}):
+        steps = [
+            replace(step, rank_steps=tuple(one for one in step.rank_steps if one.ep_group == group))
+            for step in joined
+        ]
+        clocks, refused = step_clocks(steps)
+        warnings += refused
+        ranks = sorted({one.rank for step in steps for one in step.rank_steps})
+        for rank in ranks:
+            fit = clocks.get(rank)
+            found[rank] = RankClock(
+                reference_rank=ranks[0] if fit is not None else rank, fit=fit or SAME_CLOCK
+            )
+    return found, warnings
