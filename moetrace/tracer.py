@@ -20,6 +20,7 @@ from moetrace.context import RankContext
 from moetrace.emit.drain import Drain
 from moetrace.errors import ConfigError
 from moetrace.guard import Guard
+from moetrace.instrument.cost import interval_cost_ns
 from moetrace.instrument.hand_written import check_parts, wrap_parts
 from moetrace.instrument.install import Installer
 from moetrace.instrument.phases import PhaseScope, phase_site
@@ -142,9 +143,13 @@ class Tracer:
             if self._clock is None:
                 on_cuda = self.config.clock == "auto" and getattr(device, "type", "cpu") == "cuda"
                 self._clock = _cuda_clock() if on_cuda or self.config.clock == "cuda" else HostClock()
+                self.guard.run("cost", self._calibrate, self._clock)
             self._pool = BufferPool(self._clock, self.config.buffers, self.config.max_intervals)
             self.drain.start(self._pool)
         return self._pool
+
+    def _calibrate(self, clock: Clock) -> None:
+        self.metrics.interval_cost_ns = interval_cost_ns(clock)
 
     @property
     def clock_name(self) -> str:

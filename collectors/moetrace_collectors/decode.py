@@ -189,6 +189,7 @@ def _rank_step(
             if attributes.PLACEMENT_VERSION in values
             else 0
         ),
+        tracer_ns=(_int(values, attributes.TRACER_NS, 0, 2**53) if attributes.TRACER_NS in values else -1),
         phases=phases,
         experts=experts,
         traffic=traffic,

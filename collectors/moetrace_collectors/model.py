@@ -84,6 +84,8 @@ class RankStep:
     model_version: str = ""
     cohort: str = ""
     placement_version: int = 0
+    tracer_ns: int = -1
+    """Estimated host time that the tracer took on the model's thread in this step; -1 = not said."""
     phases: PhaseColumns
     experts: tuple[ExpertCounts, ...] = ()
     traffic: tuple[TrafficRow, ...] = ()

@@ -182,6 +182,17 @@ def _exchange(config: Config) -> tuple[Alert, ...]:
             dashboard="all_to_all",
         ),
         Alert(
+            name="MoeGroupTransferRegressed",
+            expr=rules.group_transfer_regression(config),
+            hold="10m",
+            severity=WARNING,
+            summary="Transfers of {{ $labels.phase }} in {{ $labels.forward_mode }} got slower in the group "
+            "of rank {{ $labels.ep_group }}, run {{ $labels.run_id }}",
+            description='Beyond what more bytes explain, the mean is {{ $value | printf "%.2f" }} times '
+            "what it was in the hour before. Hosts of the group: {{ $labels.hosts }}.",
+            dashboard="all_to_all",
+        ),
+        Alert(
             name="MoeCrossNodeRatioHigh",
             expr=f"{rules.CROSS_NODE} > {config.cross_node_ratio}",
             hold=config.persistent_for,

@@ -113,6 +113,7 @@ class Drain:
                 pool.release(buffer)
             if self._settle() and dropped is not None:
                 self._owner.metrics.drop(dropped)
+            self._owner.metrics.background_ns["drain"] = time.thread_time_ns()
 
     def _settle(self) -> bool:
         """Whether the step in hand is the caller's to count; it is counted once only."""
@@ -130,7 +131,13 @@ class Drain:
         if buffer.start_mark < 0 or buffer.end_mark < 0 or not self._wait_until_ready(buffer):
             return DropReason.EVENTS_UNRESOLVED
         metrics.dropped_intervals += sum(start < 0 or end < 0 for _, start, end, _ in buffer.intervals())
-        record = build_record(buffer, self._owner.sites, self._owner.clock_name)
+        record = build_record(
+            buffer,
+            self._owner.sites,
+            self._owner.clock_name,
+            interval_cost_ns=metrics.interval_cost_ns,
+        )
+        metrics.model_thread_ns += max(0, record.tracer_ns)
         sites = self._owner.sites.sites
         metrics.seen_sites = sum(sites[number].per_step for number in record.seen_sites)
         taken = [guard.run(f"emit.{emitter.name}", emitter.emit, record) for emitter in self.emitters]

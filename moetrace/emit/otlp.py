@@ -141,6 +141,7 @@ class OtlpEmitter:
                 self._full.clear()
                 while batch := self._take():
                     self._send(batch)
+                self._metrics.background_ns["export"] = time.thread_time_ns()
                 if self._stop.is_set():
                     return
         finally:

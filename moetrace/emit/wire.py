@@ -36,6 +36,8 @@ def span_attributes(
         attributes.PLACEMENT_VERSION: record.placement_version,
         attributes.COLUMNS_PHASES: _phases(record),
     }
+    if record.tracer_ns >= 0:
+        values[attributes.TRACER_NS] = record.tracer_ns
     if record.experts:
         values[attributes.COLUMNS_EXPERTS] = _experts(record)
     if record.traffic:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from moetrace.instrument.patches import mark_wrapper
@@ -67,7 +68,9 @@ def counted(
         if state.graph_task() != -1:
             counter = RecomputeCounter(counter) if source_side else None
         if counter is not None:
+            began = perf_counter_ns()
             recorder.guard.run("counts", count, counter, index, args, kwargs, result)
+            buffer.counting_ns += perf_counter_ns() - began
         return result
 
     def retire() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from time import perf_counter_ns
 from typing import Any, Protocol
 
 from moetrace.guard import Guard
@@ -128,7 +129,9 @@ def timed(
         try:
             buffer.add(site, start, buffer.mark(), 0 if graph_task() == -1 else _RECOMPUTE)
             if observe is not None:
+                began = perf_counter_ns()
                 observe(buffer, args, result)
+                buffer.counting_ns += perf_counter_ns() - began
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
             recorder.record_failed(error)
         return result

@@ -28,6 +28,7 @@ class StepBuffer:
         "capacity",
         "cohort",
         "counter",
+        "counting_ns",
         "end_mark",
         "ended",
         "forward_mode",
@@ -87,6 +88,7 @@ class StepBuffer:
         self.length = 0
         self.overflow = 0
         self.launches = 0
+        self.counting_ns = 0
         self.in_flight.clear()
         self.ended.clear()
         self.start_mark = -1

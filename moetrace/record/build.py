@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from moetrace.record.assemble import assemble
-from moetrace.record.buffer import TICKET_SHIFT, StepBuffer
+from moetrace.record.buffer import TICKET_SHIFT, WIDTH, StepBuffer
 from moetrace.record.exchanges import Interval
 from moetrace.record.sites import SiteTable
 from moetrace.record.types import PhaseRow, StepRecord, TrafficRecord
@@ -17,8 +17,13 @@ _BARRIER = int(RowFlag.BARRIER)
 _FLAGS = (1 << TICKET_SHIFT) - 1
 
 
-def build_record(buffer: StepBuffer, sites: SiteTable, clock: str) -> StepRecord:
-    """A finished buffer as a record; intervals without a stamp (mark -1) are left out."""
+def build_record(
+    buffer: StepBuffer, sites: SiteTable, clock: str, *, interval_cost_ns: float = 0.0
+) -> StepRecord:
+    """A finished buffer as a record; intervals without a stamp (mark -1) are left out.
+
+    `interval_cost_ns` is the calibrated cost of one interval, 0.0 where there is none.
+    """
     to_ns = buffer.track.nanoseconds
     start, end = to_ns(buffer.start_mark), to_ns(buffer.end_mark)
     intervals = []
@@ -48,7 +53,14 @@ def build_record(buffer: StepBuffer, sites: SiteTable, clock: str) -> StepRecord
         experts=buffer.counter.rows() if buffer.counter is not None else (),
         traffic=traffic,
         seen_sites=frozenset(seen),
+        tracer_ns=_tracer_ns(buffer, interval_cost_ns),
     )
+
+
+def _tracer_ns(buffer: StepBuffer, interval_cost_ns: float) -> int:
+    if not interval_cost_ns:
+        return -1
+    return round(buffer.length // WIDTH * interval_cost_ns) + buffer.counting_ns
 
 
 def _local_rows(buffer: StepBuffer) -> dict[int, int]:

@@ -59,4 +59,6 @@ class StepRecord:
     phases: tuple[PhaseRow, ...]
     experts: tuple[ExpertRow, ...] = ()
     traffic: tuple[TrafficRecord, ...] = ()
+    tracer_ns: int = -1
+    """Host time that the tracer took on the model's thread in this step, estimated; -1 = not known."""
     seen_sites: frozenset[int] = field(default_factory=frozenset)

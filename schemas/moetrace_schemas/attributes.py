@@ -44,6 +44,8 @@ COLUMNS_EXPERTS = "moetrace.columns.experts"
 """bytes. Packed per-expert counts."""
 COLUMNS_TRAFFIC = "moetrace.columns.traffic"
 """bytes. Packed rows per destination expert-parallel rank."""
+TRACER_NS = "moetrace.tracer.ns"
+"""int. Estimated host time that the tracer took on the model's thread in this step, ns: recorded intervals x the calibrated cost of one, and the measured time of counting routes. Not in it: opening and closing the step, calls in compiled or captured regions, what the device does for it."""
 VERDICT_EVIDENCE = "moetrace.verdict.evidence"
 """string. Clear, ambiguous or insufficient."""
 VERDICT_REASON = "moetrace.verdict.reason"
@@ -120,6 +122,7 @@ TYPES: dict[str, str] = {
     COLUMNS_PHASES: "bytes",
     COLUMNS_EXPERTS: "bytes",
     COLUMNS_TRAFFIC: "bytes",
+    TRACER_NS: "int",
 }
 """Attribute of a moe.step span -> OTLP value type."""
 

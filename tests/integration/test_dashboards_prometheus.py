@@ -81,6 +81,7 @@ def rank_steps(step: int) -> list[RankStep]:
             rank,
             host_name=f"host-{rank.rank // 2}",
             placement_version=4 if step < 200 else 5,
+            tracer_ns=20_000,
             experts=(*rank.experts, padding),
         )
         for rank in RUN.step(step)
@@ -198,6 +199,20 @@ def test_exchanges_are_counted_apart_from_waits(server: Prometheus) -> None:
             assert 0 < float(sample["value"][1]) <= 0.0002
     share = server.value(expand(promql.ALL_TO_ALL_SHARE.expr))
     assert share == pytest.approx(4 * 100_000 / RUN.step(0)[0].duration_ns, rel=0.15)
+
+
+def test_tracers_cost_is_over_the_steps_that_say_it(server: Prometheus) -> None:
+    """20 us of each rank's step, over the duration of those steps; the traced process says its own too."""
+    share = server.value(expand(promql.TRACER_COST.expr))
+    assert share == pytest.approx(20_000 / RUN.step(0)[0].duration_ns, rel=0.05)
+    assert server.value("moetrace_self_model_thread_seconds_total") > 0
+
+
+def test_transfers_of_a_group_come_with_its_hosts(server: Prometheus) -> None:
+    """100 us an exchange in the one group, which spans two hosts."""
+    for sample in server.instant(expand(promql.GROUP_TRANSFER.expr)):
+        assert (sample["metric"]["ep_group"], sample["metric"]["hosts"]) == ("0", "host-0,host-1")
+        assert float(sample["value"][1]) == pytest.approx(0.0001, rel=0.05)
 
 
 def test_the_rollback_target_is_the_placement_before(server: Prometheus) -> None:

@@ -18,6 +18,7 @@ from moetrace_collectors.series import EXCHANGE_BUCKETS, SeriesBook
 from moetrace_collectors.sinks.base import StepResult
 from moetrace_collectors.sinks.exchange_overlap import exchange_time_ns
 from moetrace_collectors.sinks.exchange_scope import rows_by_scope
+from moetrace_collectors.sinks.group_series import GroupSeries
 from moetrace_schemas import metrics
 from moetrace_schemas.enums import COUNT_KIND_BY_CODE, CountKind, Evidence, Phase
 
@@ -82,6 +83,7 @@ class PrometheusSink:
         self._placement = book.gauge(metrics.PLACEMENT_VERSION)
         self._previous_placement = book.gauge(metrics.PLACEMENT_PREVIOUS_VERSION)
         self._run_info = book.gauge(metrics.RUN_INFO)
+        self._groups = GroupSeries(book)
         self._placements: dict[str, int] = {}
 
     def take_step(self, result: StepResult) -> None:
@@ -99,6 +101,7 @@ class PrometheusSink:
                 self._rank_imbalance.set(load.rank_max_mean_ratio, labels)
         self._take_experts(verdict.run_id, result.joined.rank_steps)
         self._take_run(verdict.run_id, result.joined.rank_steps)
+        self._groups.take(result)
 
     def take_late(self, rank_step: RankStep) -> None:
         """See Sink: a verdict was given without it, so it is not counted into anything."""
@@ -127,6 +130,7 @@ class PrometheusSink:
             oldest, layers = self._runs.popitem(last=False)
             self._used -= sum(layers.values())
             self._placements.pop(oldest, None)
+            self._groups.forget_run(oldest)
             self._book.forget_run(oldest)
         self._runs[run_id] = {}
 

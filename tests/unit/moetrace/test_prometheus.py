@@ -37,6 +37,14 @@ moetrace_self_seen_sites 12.0
 # HELP moetrace_self_export_queue_steps Steps waiting for the exporter.
 # TYPE moetrace_self_export_queue_steps gauge
 moetrace_self_export_queue_steps 4.0
+# HELP moetrace_self_model_thread_seconds_total Estimated host time that the tracer took on the model's \
+thread over recorded steps: intervals x the calibrated cost of one, and the measured time of counting routes.
+# TYPE moetrace_self_model_thread_seconds_total counter
+moetrace_self_model_thread_seconds_total 0.25
+# HELP moetrace_self_background_seconds_total CPU time of the tracer's own threads, drain and export; with \
+the interpreter's lock shared, the model can feel part of it.
+# TYPE moetrace_self_background_seconds_total counter
+moetrace_self_background_seconds_total{thread="drain"} 1.5
 """
 
 
@@ -49,6 +57,7 @@ def registry() -> CollectorRegistry:
     metrics.steps_sampled, metrics.steps_not_sampled = 3, 7
     metrics.drop(DropReason.EXPORT_QUEUE_FULL, 2)
     metrics.expected_sites, metrics.seen_sites, metrics.queue_steps = 13, 12, 4
+    metrics.model_thread_ns, metrics.background_ns["drain"] = 250_000_000, 1_500_000_000
     guard.caught("counts", ValueError())
     return registry
 
