@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from moetrace_dashboards.config import UIDS, Config
 from moetrace_dashboards.queries import rules
-from moetrace_dashboards.queries.rules import with_hysteresis
+from moetrace_dashboards.queries.rules import Level, with_hysteresis
 
 GROUP = "moetrace.alerts"
 WARNING = "warning"
@@ -26,6 +26,8 @@ class Alert:
     description: str
     dashboard: str
     """Key of config.UIDS: where to look first."""
+    level: Level | None = None
+    """Of an alert with hysteresis: what its expression is made of."""
 
 
 def alerts(config: Config) -> tuple[Alert, ...]:
@@ -64,6 +66,7 @@ def _load(config: Config) -> tuple[Alert, ...]:
                 high=config.expert_load_high,
                 low=config.expert_load_low,
             ),
+            level=Level(value=rules.EXPERT_LOAD, high=config.expert_load_high, low=config.expert_load_low),
             hold=config.persistent_for,
             severity=WARNING,
             summary="Expert {{ $labels.expert }} of layer {{ $labels.layer }} stays hot in "
@@ -80,6 +83,7 @@ def _load(config: Config) -> tuple[Alert, ...]:
                 high=config.imbalance_high,
                 low=config.imbalance_low,
             ),
+            level=Level(value=rules.IMBALANCE, high=config.imbalance_high, low=config.imbalance_low),
             hold=config.persistent_for,
             severity=WARNING,
             summary="Load over the experts of layer {{ $labels.layer }} stays uneven in "
@@ -121,6 +125,9 @@ def _critical_path(config: Config) -> tuple[Alert, ...]:
                 high=config.critical_share_high,
                 low=config.critical_share_low,
             ),
+            level=Level(
+                value=rules.CRITICAL_SHARE, high=config.critical_share_high, low=config.critical_share_low
+            ),
             hold=config.persistent_for,
             severity=WARNING,
             summary="Rank {{ $labels.rank }} in {{ $labels.phase }} extends the steps of run "
@@ -137,6 +144,7 @@ def _critical_path(config: Config) -> tuple[Alert, ...]:
                 high=config.device_share_high,
                 low=config.device_share_low,
             ),
+            level=Level(value=rules.DEVICE_SHARE, high=config.device_share_high, low=config.device_share_low),
             hold=config.persistent_for,
             severity=WARNING,
             summary="The device of rank {{ $labels.rank }} is slower in {{ $labels.phase }} than its rows "

@@ -126,6 +126,15 @@ RECORDING_RULES = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """A value that fires above `high`, and once firing until below `low`."""
+
+    value: str
+    high: float
+    low: float
+
+
 def with_hysteresis(alert: str, value: str, labels: str, *, high: float, low: float) -> str:
     """Above `high`, and once firing until below `low`: a value at the edge does not flap."""
     firing = f'ALERTS{{alertname="{alert}", alertstate="firing"}}'
