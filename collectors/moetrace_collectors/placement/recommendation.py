@@ -150,6 +150,6 @@ def _too_little(case: ReplayCase, best: Alternative, net_saved: float) -> str:
     if best.saved < case.min_gain:
         return f"less than {100 * case.min_gain:g} % is not worth a change"
     return (
-        f"migrating takes {duration_text(best.migration.seconds * 1e9)}, which leaves {100 * net_saved:.1f} % over "
-        f"{case.horizon_s:g} s: it does not pay"
+        f"migrating takes {duration_text(best.migration.seconds * 1e9)}, which leaves "
+        f"{100 * net_saved:.1f} % over {case.horizon_s:g} s: it does not pay"
     )
