@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from moetrace.demo.leave import leave
 from moetrace.demo.plan import Injection, ModelSpec, Plan
 from moetrace_schemas.enums import Phase
 
@@ -121,4 +122,4 @@ def run(plan: Plan, options: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

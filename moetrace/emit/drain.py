@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from moetrace.guard import Guard
+from moetrace.record.assembler import Assembler
 from moetrace.record.build import build_record
 from moetrace.record.sites import SiteTable
 from moetrace.self_metrics import SelfMetrics
@@ -44,6 +45,7 @@ class Drain:
     def __init__(self, owner: Owner, emitters: list[Emitter]) -> None:
         self._owner = owner
         self.emitters = emitters
+        self._assembler = Assembler(owner.sites)
         self._pool: BufferPool | None = None
         self._thread: threading.Thread | None = None
         self._deadline = float("inf")
@@ -132,10 +134,7 @@ class Drain:
             return DropReason.EVENTS_UNRESOLVED
         metrics.dropped_intervals += sum(start < 0 or end < 0 for _, start, end, _ in buffer.intervals())
         record = build_record(
-            buffer,
-            self._owner.sites,
-            self._owner.clock_name,
-            interval_cost_ns=metrics.interval_cost_ns,
+            buffer, self._assembler, self._owner.clock_name, interval_cost_ns=metrics.interval_cost_ns
         )
         metrics.model_thread_ns += max(0, record.tracer_ns)
         sites = self._owner.sites.sites

@@ -60,11 +60,14 @@ def make_exporter(config: Config) -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.http import Compression
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
+    from moetrace.emit.quick_session import QuickSession
+
     return OTLPSpanExporter(
         endpoint=config.endpoint.rstrip("/") + "/v1/traces",
         headers=config.header_map,
         timeout=config.export_timeout_s,
-        compression=Compression.Gzip,
+        compression=Compression.NoCompression,  # the session does it, quicker
+        session=QuickSession(),
     )
 
 

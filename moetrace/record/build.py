@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from moetrace.record.assemble import assemble
-from moetrace.record.buffer import TICKET_SHIFT, WIDTH, StepBuffer
-from moetrace.record.exchanges import Interval
-from moetrace.record.sites import SiteTable
+from moetrace.record.assembler import Assembler
+from moetrace.record.buffer import WIDTH, StepBuffer
 from moetrace.record.types import PhaseRow, StepRecord, TrafficRecord
 from moetrace_schemas.columns import RowFlag
 from moetrace_schemas.enums import Direction, Phase
 
 _BARRIER = int(RowFlag.BARRIER)
-_FLAGS = (1 << TICKET_SHIFT) - 1
 
 
 def build_record(
-    buffer: StepBuffer, sites: SiteTable, clock: str, *, interval_cost_ns: float = 0.0
+    buffer: StepBuffer, assembler: Assembler, clock: str, *, interval_cost_ns: float = 0.0
 ) -> StepRecord:
     """A finished buffer as a record; intervals without a stamp (mark -1) are left out.
 
@@ -26,19 +23,16 @@ def build_record(
     """
     to_ns = buffer.track.nanoseconds
     start, end = to_ns(buffer.start_mark), to_ns(buffer.end_mark)
-    intervals = []
-    seen = set()
-    for site, first, last, flags in buffer.intervals():
-        if first >= 0 and last >= 0:
-            seen.add(site)
-            intervals.append(
-                Interval(sites.sites[site], to_ns(first), to_ns(last), flags & _FLAGS, flags >> TICKET_SHIFT)
-            )
+    calls = [
+        (site, to_ns(first), to_ns(last), flags)
+        for site, first, last, flags in buffer.intervals()
+        if first >= 0 and last >= 0
+    ]
     traffic = _summed(
         TrafficRecord(layer=layer or 0, phase=Phase(phase), row_bytes=row_bytes, rows=tuple(rows))
         for layer, phase, row_bytes, rows in buffer.traffic
     )
-    phases = assemble(intervals, start, end, microbatch=buffer.microbatch)
+    phases = assembler.rows(calls, start, end, microbatch=buffer.microbatch)
     return StepRecord(
         step=buffer.step,
         microbatch=buffer.microbatch,
@@ -52,7 +46,7 @@ def build_record(
         phases=_with_rows(phases, traffic, _local_rows(buffer)),
         experts=buffer.counter.rows() if buffer.counter is not None else (),
         traffic=traffic,
-        seen_sites=frozenset(seen),
+        seen_sites=frozenset(call[0] for call in calls),
         tracer_ns=_tracer_ns(buffer, interval_cost_ns),
     )
 

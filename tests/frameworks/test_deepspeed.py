@@ -36,3 +36,17 @@ def test_layers_show_both_exchanges_and_count_admitted_and_dropped(
         for _, _, _, rows in rank["traffic"]:
             assert len(set(rows)) == 1, "rows are padded to the capacity: every rank gets as many"
     assert any(any(pairs) for rank in found for pairs in rank["dropped"].values()), "nothing was dropped"
+
+
+def test_autoep_layers_are_found_after_the_engine_has_put_them_in() -> None:
+    """Blocks of a transformers model that AutoEP replaced: exchanges, counts, same bits, restored."""
+    python = interpreter("deepspeed", "deepspeed.module_inject.auto_ep_layer")
+    for rank in reports(run_case(python, "deepspeed_autoep", ranks=2, DS_ACCELERATOR="cpu")):
+        assert rank["blocks"] == ["AutoEPMoELayer", "AutoEPMoELayer"]
+        assert rank["adapters"] == ["deepspeed"]
+        assert rank["layers"] == [0, 1]
+        assert rank["sequences"] == [
+            "router permute dispatch! permute dispatch dispatch! dispatch permute expert_gemm "
+            "unpermute combine combine! combine unpermute"
+        ]
+        assert rank["kinds"] == ["routed"]

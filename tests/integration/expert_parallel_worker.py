@@ -17,6 +17,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from moetrace.demo.leave import leave
+
 STEPS = 3
 
 
@@ -39,6 +41,7 @@ def main() -> None:
     cases = {name: run_case(rank, world_size, *name.split(":")) for name in sys.argv[6:]}
     Path(sys.argv[4]).write_text(json.dumps(cases))
     distributed.destroy_process_group()
+    leave()
 
 
 def run_case(rank: int, world_size: int, name: str, mode: str) -> dict[str, Any]:

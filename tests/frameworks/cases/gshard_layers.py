@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from frameworks.checks import Truth, check, report, trace
+from moetrace.demo.leave import leave
 from moetrace_schemas.enums import CountKind
 
 HIDDEN, EXPERTS, LAYERS = 32, 4, 2
@@ -198,3 +199,4 @@ ENGINE = {
 
 if __name__ == "__main__":
     main()
+    leave()

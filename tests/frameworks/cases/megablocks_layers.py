@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from moetrace.demo.leave import leave
+
 HIDDEN, WIDTH, EXPERTS, TOP_K, LAYERS = 32, 48, 4, 2, 2
 
 
@@ -166,3 +168,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave()

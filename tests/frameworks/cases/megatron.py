@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from moetrace.demo.leave import leave
+
 
 class _Stream:
     """Stands in for torch.cuda.Stream."""
@@ -164,3 +166,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave()

@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from frameworks.checks import Truth, check, report, trace
+from moetrace.demo.leave import leave
 from moetrace_schemas.enums import CountKind
 
 HIDDEN, WIDTH, EXPERTS, TOP_K, LAYERS = 32, 48, 4, 2, 2
@@ -118,3 +119,4 @@ def _local(gradient: Any) -> torch.Tensor:
 
 if __name__ == "__main__":
     main()
+    leave()

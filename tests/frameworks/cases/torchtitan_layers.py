@@ -17,6 +17,7 @@ from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan.models.common import feed_forward, linear, moe, token_dispatcher
 
 from frameworks.checks import Truth, check, report, trace
+from moetrace.demo.leave import leave
 from moetrace_schemas.enums import CountKind
 
 HIDDEN, WIDTH, EXPERTS, TOP_K, LAYERS = 32, 48, 4, 2, 2
@@ -123,3 +124,4 @@ def _local(gradient: Any) -> torch.Tensor:
 
 if __name__ == "__main__":
     main()
+    leave()

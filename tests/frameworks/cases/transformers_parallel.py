@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from frameworks import transformers_models as models
 from frameworks.checks import Truth, check, report, trace
+from moetrace.demo.leave import leave
 from moetrace_schemas.enums import CountKind
 
 EXPERTS = 4
@@ -76,3 +77,4 @@ def _local(gradient: Any) -> torch.Tensor:
 
 if __name__ == "__main__":
     main()
+    leave()

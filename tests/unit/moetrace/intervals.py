@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hypothesis import strategies as st
+
 from moetrace.record.exchanges import Interval
 from moetrace.record.sites import Role, Site
 from moetrace.record.types import PhaseRow
@@ -59,3 +61,58 @@ def lines(rows: Iterable[PhaseRow]) -> list[str]:
         words += [flag.name.lower() for flag in RowFlag if row.flags & flag and flag.name]
         result.append(" ".join(words))
     return result
+
+
+SITES = [
+    block(0),
+    block(1),
+    EXCHANGE,
+    Site(Role.WAIT),
+    GEMM,
+    experts(0),
+    experts(1, "expert_gemm"),
+    *(phase(name, layer) for name in ("router", "permute", "dispatch", "combine") for layer in (None, 0, 1)),
+    Site(Role.PHASE, Phase.SCHEDULE, alone=True),
+    phase("shared_expert", 1),
+]
+
+
+@st.composite
+def nested(draw: st.DrawFn) -> tuple[list[Interval], int, int]:
+    """Calls that nest, as one thread makes them."""
+    result: list[Interval] = []
+
+    def fill(low: int, high: int, depth: int) -> None:
+        cursor = low
+        for _ in range(draw(st.integers(0, 3))):
+            start = draw(st.integers(cursor, high))
+            end = draw(st.integers(start, high))
+            flags = draw(st.sampled_from([0, 0, 0, 2, 8, 16]))
+            result.append(Interval(draw(st.sampled_from(SITES)), start, end, flags, draw(st.integers(0, 3))))
+            if depth:
+                fill(start, end, depth - 1)
+            cursor = end
+
+    start, length = draw(st.integers(-1000, 1000)), draw(st.integers(0, 2000))
+    fill(start, start + length, 3)
+    return result, start, start + length
+
+
+@st.composite
+def messy(draw: st.DrawFn) -> tuple[list[Interval], int, int]:
+    """Anything: calls that overlap, end before they start, or lie outside the step."""
+    numbers = st.integers(-100, 300)
+    intervals = draw(
+        st.lists(
+            st.builds(
+                Interval,
+                st.sampled_from(SITES),
+                numbers,
+                numbers,
+                st.integers(0, 31),
+                st.integers(0, 3),
+            ),
+            max_size=25,
+        )
+    )
+    return intervals, 0, draw(st.integers(0, 200))

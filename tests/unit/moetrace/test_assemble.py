@@ -16,7 +16,7 @@ from moetrace.record.types import PhaseRow
 from moetrace_schemas.columns import RowFlag
 from moetrace_schemas.enums import Phase
 
-from .intervals import EXCHANGE, GEMM, block, call, experts, launch, lines, phase, wait
+from .intervals import EXCHANGE, GEMM, block, call, experts, launch, lines, messy, nested, phase, wait
 
 
 def test_a_plain_layer_shows_its_phases_and_what_lies_between_them() -> None:
@@ -669,61 +669,6 @@ def test_rows_carry_the_microbatch() -> None:
     """Every row says which microbatch the span holds."""
     rows = assemble([call(block(0), 10, 20)], 0, 30, microbatch=3)
     assert {row.microbatch for row in rows} == {3}
-
-
-SITES = [
-    block(0),
-    block(1),
-    EXCHANGE,
-    Site(Role.WAIT),
-    GEMM,
-    experts(0),
-    experts(1, "expert_gemm"),
-    *(phase(name, layer) for name in ("router", "permute", "dispatch", "combine") for layer in (None, 0, 1)),
-    Site(Role.PHASE, Phase.SCHEDULE, alone=True),
-    phase("shared_expert", 1),
-]
-
-
-@st.composite
-def nested(draw: st.DrawFn) -> tuple[list[Interval], int, int]:
-    """Calls that nest, as one thread makes them."""
-    result: list[Interval] = []
-
-    def fill(low: int, high: int, depth: int) -> None:
-        cursor = low
-        for _ in range(draw(st.integers(0, 3))):
-            start = draw(st.integers(cursor, high))
-            end = draw(st.integers(start, high))
-            flags = draw(st.sampled_from([0, 0, 0, 2, 8, 16]))
-            result.append(Interval(draw(st.sampled_from(SITES)), start, end, flags, draw(st.integers(0, 3))))
-            if depth:
-                fill(start, end, depth - 1)
-            cursor = end
-
-    start, length = draw(st.integers(-1000, 1000)), draw(st.integers(0, 2000))
-    fill(start, start + length, 3)
-    return result, start, start + length
-
-
-@st.composite
-def messy(draw: st.DrawFn) -> tuple[list[Interval], int, int]:
-    """Anything: calls that overlap, end before they start, or lie outside the step."""
-    numbers = st.integers(-100, 300)
-    intervals = draw(
-        st.lists(
-            st.builds(
-                Interval,
-                st.sampled_from(SITES),
-                numbers,
-                numbers,
-                st.integers(0, 31),
-                st.integers(0, 3),
-            ),
-            max_size=25,
-        )
-    )
-    return intervals, 0, draw(st.integers(0, 200))
 
 
 def assert_tiles(rows: tuple[PhaseRow, ...], duration: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moetrace.record.assembler import Assembler
 from moetrace.record.buffer import TICKET_SHIFT, StepBuffer
 from moetrace.record.build import build_record
 from moetrace.record.sites import Role, Site, SiteTable
@@ -31,7 +32,7 @@ class Step:
 
     def record(self) -> StepRecord:
         """The finished record."""
-        return build_record(self.buffer, self.sites, "host")
+        return build_record(self.buffer, Assembler(self.sites), "host")
 
 
 def expert_parallel_pass(step: Step, start: int, flags: int = 0) -> None:

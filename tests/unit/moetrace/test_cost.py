@@ -12,6 +12,7 @@ from moetrace.emit.wire import span_attributes
 from moetrace.guard import Guard
 from moetrace.instrument.cost import CALLS, interval_cost_ns
 from moetrace.instrument.wrap import timed
+from moetrace.record.assembler import Assembler
 from moetrace.record.buffer import StepBuffer
 from moetrace.record.build import build_record
 from moetrace.record.sites import Role, Site, SiteTable
@@ -69,7 +70,7 @@ def recorded(calls: int, observe: Callable[..., None] | None, *, cost: float) ->
     for _ in range(calls):
         call()
     buffer.end_mark = buffer.mark()
-    return build_record(buffer, sites, "host", interval_cost_ns=cost), buffer
+    return build_record(buffer, Assembler(sites), "host", interval_cost_ns=cost), buffer
 
 
 def test_a_step_costs_its_intervals_and_the_time_of_counting() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import requests
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
@@ -163,6 +164,27 @@ def test_the_request_says_who_sends_it(collector: FakeCollector) -> None:
     assert collector.paths == ["/v1/traces"]
     assert collector.headers[0]["authorization"] == "Bearer t0k"
     assert collector.headers[0]["content-encoding"] == "gzip"
+
+
+def test_the_environment_is_asked_for_proxies_once(
+    collector: FakeCollector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking through the environment costs more than sending: the first answer for an address is kept."""
+    asked = []
+    original = requests.Session.merge_environment_settings
+
+    def counted(self: requests.Session, url: Any, *others: Any) -> Any:
+        asked.append(url)
+        return original(self, url, *others)
+
+    monkeypatch.setattr(requests.Session, "merge_environment_settings", counted)
+    emitting = Emitting(endpoint=collector.endpoint)
+    for requests_before in range(3):
+        emitting.emit(1)
+        collector.wait_for(requests_before + 1)
+    assert emitting.close()
+    assert len(collector.requests) == 3
+    assert asked == [collector.endpoint + "/v1/traces"]
 
 
 def test_the_rank_is_read_when_a_record_is_sent(collector: FakeCollector) -> None:
