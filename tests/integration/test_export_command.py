@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from unit.collectors.test_otlp_spans import receiver
 RUN = SyntheticRun(run_id="exported", slow_rank=2, slow_layer=1, slow_ns=3_000_000)
 STEPS = 30
 PATIENCE_S = 60.0
+TRACE_PROCESSOR = os.environ.get("MOETRACE_TEST_TRACE_PROCESSOR", "")
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +116,24 @@ def test_wrong_usage_is_told_with_exit_code_2(
     assert done.returncode == 2
     assert message in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(
+    not TRACE_PROCESSOR, reason="MOETRACE_TEST_TRACE_PROCESSOR names no trace_processor_shell"
+)
+def test_perfettos_own_trace_processor_reads_the_trace(process: CollectorProcess, tmp_path: Path) -> None:
+    """Every slice and arrow is there and no event is dropped (`pip install perfetto`, and its binary)."""
+    api = pytest.importorskip("perfetto.trace_processor")
+    out = tmp_path / "trace.json.gz"
+    done = moetrace("export", "--url", process.http_address, "--steps", "5-9", "--perfetto", str(out))
+    assert done.returncode == 0, done.stderr
+    read = read_trace(out)
+    config = api.TraceProcessorConfig(bin_path=TRACE_PROCESSOR)
+    with api.TraceProcessor(trace=str(out), config=config) as processor:
+
+        def count(sql: str) -> int:
+            return int(next(iter(processor.query(f"SELECT COUNT(*) AS n FROM {sql}"))).n)
+
+        assert count("slice") == len(read.slices)
+        assert count("flow") == len(read.arrows)
+        assert count("stats WHERE severity IN ('error', 'data_loss') AND value > 0") == 0

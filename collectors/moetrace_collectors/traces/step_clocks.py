@@ -21,27 +21,35 @@ def step_clocks(joined: Sequence[JoinedStep]) -> tuple[dict[int, ClockFit], list
     Exchanges are paired by their whole key, never by order. Ranks of different expert-parallel groups share
     none and cannot be compared.
     """
+    found = _compared(joined)
+    return (
+        {rank: clock for rank, clock in found.items() if isinstance(clock, ClockFit)},
+        [_told(rank, clock) for rank, clock in found.items() if isinstance(clock, ClockRefused)],
+    )
+
+
+def _compared(joined: Sequence[JoinedStep]) -> dict[int, ClockFit | ClockRefused]:
+    """By rank, ascending; empty where there is nothing to compare."""
     ends: dict[int, dict[ExchangeKey, int]] = {}
     for step in joined:
         for one in step.rank_steps:
             ends.setdefault(one.rank, {}).update(_exchange_ends(one))
     if len(ends) < 2 or not any(one.start_unix_ns for step in joined for one in step.rank_steps):
-        return {}, []
+        return {}
     ranks = sorted(ends)
     reference = ranks[0]
-    clocks: dict[int, ClockFit] = {reference: SAME_CLOCK}
-    warnings = []
+    found: dict[int, ClockFit | ClockRefused] = {reference: SAME_CLOCK}
     for rank in ranks[1:]:
         shared = sorted(set(ends[rank]) & set(ends[reference]))
-        fit = fit_clock(
+        found[rank] = fit_clock(
             np.array([ends[reference][key] for key in shared], dtype=np.int64),
             np.array([ends[rank][key] for key in shared], dtype=np.int64),
         )
-        if isinstance(fit, ClockRefused):
-            warnings.append(f"the clock of rank {rank} is not aligned: {fit.reason}")
-        else:
-            clocks[rank] = fit
-    return clocks, warnings
+    return found
+
+
+def _told(rank: int, clock: ClockRefused) -> str:
+    return f"the clock of rank {rank} is not aligned: {clock.reason}"
 
 
 def _exchange_ends(one: RankStep) -> dict[ExchangeKey, int]:
@@ -71,7 +79,11 @@ class RankClock:
 
 
 def group_clocks(joined: Sequence[JoinedStep]) -> tuple[dict[int, RankClock], list[str]]:
-    """Every rank against the lowest of its group, and warnings; groups share no exchange to compare by."""
+    """Every rank against the lowest of its group, and warnings; groups share no exchange to compare by.
+
+    Where the exchanges do not tell (a loaded host lets ranks out of one at different times), two ranks of
+    one host still read one clock.
+    """
     found: dict[int, RankClock] = {}
     warnings: list[str] = []
     for group in sorted({one.ep_group for step in joined for one in step.rank_steps}):
@@ -79,12 +91,16 @@ def group_clocks(joined: Sequence[JoinedStep]) -> tuple[dict[int, RankClock], li
             replace(step, rank_steps=tuple(one for one in step.rank_steps if one.ep_group == group))
             for step in joined
         ]
-        clocks, refused = step_clocks(steps)
-        warnings += refused
-        ranks = sorted({one.rank for step in steps for one in step.rank_steps})
-        for rank in ranks:
-            fit = clocks.get(rank)
+        clocks = _compared(steps)
+        hosts = {one.rank: one.host_name for step in steps for one in step.rank_steps}
+        reference = min(hosts)
+        for rank, host in sorted(hosts.items()):
+            clock = clocks.get(rank)
+            known = isinstance(clock, ClockFit) or bool(host and host == hosts[reference])
             found[rank] = RankClock(
-                reference_rank=ranks[0] if fit is not None else rank, fit=fit or SAME_CLOCK
+                reference_rank=reference if known else rank,
+                fit=clock if isinstance(clock, ClockFit) else SAME_CLOCK,
             )
+            if isinstance(clock, ClockRefused) and not known:
+                warnings.append(_told(rank, clock))
     return found, warnings

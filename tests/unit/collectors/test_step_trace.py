@@ -119,19 +119,33 @@ def test_clocks_that_are_wrong_are_laid_over_each_other() -> None:
 
 
 def test_a_clock_that_cannot_be_aligned_is_said() -> None:
-    """A rank whose exchange ends contradict each other is drawn by its own clock, and its name says so."""
-    steps = traced(
-        [
+    """A rank whose exchange ends contradict each other is drawn by its own clock, and its name says so.
+
+    On the host of the group's lowest rank that is the same clock, and there is nothing to say.
+    """
+
+    def steps(host: str) -> list[TracedStep]:
+        return traced(
             [
-                replace(one, start_unix_ns=one.start_unix_ns + 50_000_000 * step * step * (one.rank == 3))
-                for one in RUN.step(step)
+                [
+                    replace(one, start_unix_ns=one.start_unix_ns + 50_000_000 * step * step, host_name=host)
+                    if one.rank == 3
+                    else one
+                    for one in RUN.step(step)
+                ]
+                for step in STEPS
             ]
-            for step in STEPS
-        ]
-    )
-    trace = drawn(steps)
-    assert trace.processes[3] == "rank 3 on host-0 (own clock)"
+        )
+
+    elsewhere, here = steps("host-1"), steps("host-0")
+    trace = drawn(elsewhere)
+    assert trace.processes[3] == "rank 3 on host-1 (own clock)"
     assert trace.processes[1] == "rank 1 on host-0"
+    _, warnings = group_clocks([step.joined for step in elsewhere])
+    assert len(warnings) == 1
+    assert warnings[0].startswith("the clock of rank 3 is not aligned")
+    assert drawn(here).processes[3] == "rank 3 on host-0"
+    assert group_clocks([step.joined for step in here])[1] == []
 
 
 def test_groups_keep_their_own_clock() -> None:
