@@ -73,6 +73,21 @@ def test_otlp_carries_the_rows_that_ranks_sent(process: CollectorProcess) -> Non
             assert np.array_equal(sent, came), column.name
 
 
+def test_another_collector_comes_to_the_same_verdicts(process: CollectorProcess, tmp_path: Path) -> None:
+    """A run that is exported as plain spans into a second collector is joined and judged alike."""
+    with collector(tmp_path / "second") as second:
+        address = second.http_address
+        done = moetrace("export", "--url", process.http_address, "--steps", "all", "--otlp", address)
+        assert done.returncode == 0, done.stderr
+        second.wait_for("moetrace_collector_joined_total", STEPS * RUN.world_size)
+        assert second.terminate() == 0
+    sql = (
+        "SELECT step, evidence, rank, layer, phase, cause, worth_ns, step_ns, extension_ns "
+        "FROM step_verdicts FINAL ORDER BY step"
+    )
+    assert rows(tmp_path / "second", sql) == rows(process.directory, sql)
+
+
 def test_slow_steps_are_the_costliest(process: CollectorProcess, tmp_path: Path) -> None:
     """Without --steps the ten steps of largest worth with clear evidence are exported."""
     out = tmp_path / "trace.json"

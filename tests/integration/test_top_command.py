@@ -185,8 +185,11 @@ def test_no_color_is_honoured(process: CollectorProcess, monkeypatch: pytest.Mon
 
 
 def test_a_collector_that_goes_away_is_told_and_nothing_ends(tmp_path: Path) -> None:
-    """The last frame stays, with the reason why there is no newer one."""
+    """The last frame stays, with the reason; before the first step it says what is awaited."""
     with collector(tmp_path / "run") as running:
+        empty = moetrace("top", "--url", running.http_address, "--once")
+        assert (empty.returncode, empty.stderr) == (0, "")
+        assert "Nothing has been joined yet" in empty.stdout
         running.send(request(RUN.step(0)))
         with terminal("--url", running.http_address, "--interval", "0.2", columns=160) as shown:
             shown.read_until(b"q quits")
@@ -195,6 +198,11 @@ def test_a_collector_that_goes_away_is_told_and_nothing_ends(tmp_path: Path) -> 
             assert shown.process.poll() is None
             shown.type(b"q")
             assert shown.process.wait(PATIENCE_S) == 0
+    # Without a collector nothing new can come: one frame of what the store holds.
+    held = moetrace("top", "--dir", str(tmp_path / "run"))
+    assert held.returncode == 0
+    assert "last 1 joined step, newest 0" in held.stdout
+    assert "no collector runs there" in held.stderr
 
 
 @pytest.mark.parametrize(

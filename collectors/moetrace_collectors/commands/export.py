@@ -123,7 +123,7 @@ def _send(url: str, steps: list[TracedStep], clocks: dict[int, RankClock]) -> in
 
 
 def _clock_error(clocks: dict[int, RankClock]) -> str:
-    aligned = [clock for rank, clock in clocks.items() if clock.reference_rank != rank]
+    aligned = [clock for clock in clocks.values() if clock.fit.pairs]
     if not aligned:
         return ""
     worst = max(clock.fit.error_ns for clock in aligned)
