@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from moetrace_collectors.model import RankStep
+from moetrace_collectors.traces.rows import PhaseRow, rows_of
 from moetrace_collectors.traces.step_records import TracedStep
 from moetrace_collectors.views.run_records import ExchangeKey
-from moetrace_schemas.columns import RowFlag
-from moetrace_schemas.enums import DIRECTION_BY_CODE, PHASE_BY_CODE
-
-_BARRIER = int(RowFlag.BARRIER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +16,7 @@ class Participant:
     """One rank's row of an exchange."""
 
     rank_step: RankStep
-    row: int
-    """Index of its phase row."""
+    row: PhaseRow
     wait_ns: int
     transfer_ns: int
     """Of this row: wait + transfer is its duration."""
@@ -50,16 +44,16 @@ def exchanges_of(step: TracedStep) -> tuple[Exchange, ...]:
     The transfer is the one of the verdict; where no verdict has it, the shortest duration of the ranks
     that came, and no releaser.
     """
-    rows: dict[ExchangeKey, list[tuple[RankStep, int]]] = {}
+    rows: dict[ExchangeKey, list[tuple[RankStep, PhaseRow]]] = {}
     for rank_step in step.joined.rank_steps:
-        for row in np.flatnonzero(rank_step.phases.flags & _BARRIER).tolist():
-            rows.setdefault(exchange_key(rank_step, row), []).append((rank_step, row))
+        for row in rows_of(rank_step):
+            if row.is_barrier:
+                rows.setdefault(exchange_key(rank_step, row), []).append((rank_step, row))
     judged = {barrier.exchange: barrier for barrier in step.barriers}
     found = []
     for key in sorted(rows):
-        shortest = min(int(rank_step.phases.duration_ns[row]) for rank_step, row in rows[key])
         barrier = judged.get(key)
-        transfer = shortest if barrier is None else barrier.transfer_ns
+        transfer = min(row.duration_ns for _, row in rows[key]) if barrier is None else barrier.transfer_ns
         found.append(
             Exchange(
                 key=key,
@@ -72,20 +66,18 @@ def exchanges_of(step: TracedStep) -> tuple[Exchange, ...]:
     return tuple(found)
 
 
-def exchange_key(rank_step: RankStep, row: int) -> ExchangeKey:
+def exchange_key(rank_step: RankStep, row: PhaseRow) -> ExchangeKey:
     """What the rows of one exchange have in common."""
-    rows = rank_step.phases
     return (
         rank_step.ep_group,
-        int(rows.layer[row]),
-        PHASE_BY_CODE[int(rows.phase[row])],
-        DIRECTION_BY_CODE[int(rows.direction[row])],
-        int(rows.microbatch[row]) or rank_step.microbatch,
-        int(rows.ordinal[row]),
+        row.layer,
+        row.phase,
+        row.direction,
+        row.microbatch or rank_step.microbatch,
+        row.ordinal,
     )
 
 
-def _participant(rank_step: RankStep, row: int, transfer_ns: int) -> Participant:
-    duration = int(rank_step.phases.duration_ns[row])
-    transfer = min(transfer_ns, duration)
-    return Participant(rank_step=rank_step, row=row, wait_ns=duration - transfer, transfer_ns=transfer)
+def _participant(rank_step: RankStep, row: PhaseRow, transfer_ns: int) -> Participant:
+    transfer = min(transfer_ns, row.duration_ns)
+    return Participant(rank_step=rank_step, row=row, wait_ns=row.duration_ns - transfer, transfer_ns=transfer)

@@ -17,13 +17,13 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
 from moetrace_collectors.model import RankStep
-from moetrace_collectors.traces.exchanges import Exchange, Participant, exchange_key, exchanges_of
+from moetrace_collectors.traces.exchanges import Exchange, exchange_key, exchanges_of
+from moetrace_collectors.traces.rows import PhaseRow, rows_of
 from moetrace_collectors.traces.step_clocks import RankClock
 from moetrace_collectors.traces.step_records import TracedStep
 from moetrace_collectors.views.run_records import ExchangeKey
 from moetrace_schemas import SCHEMA_VERSION, attributes, identity, spans
-from moetrace_schemas.columns import RowFlag
-from moetrace_schemas.enums import DIRECTION_BY_CODE, PHASE_BY_CODE
+from moetrace_schemas.enums import DIRECTION_CODE, PHASE_CODE
 
 SERVICE_NAME = "moetrace"
 Value = str | int | bool
@@ -47,21 +47,20 @@ def step_spans(step: TracedStep, clocks: Mapping[int, RankClock]) -> Iterator[li
             start,
             one.duration_ns,
         )
-        yield [own, *(_child(one, row, start, parent, resource, exchanges) for row in range(len(one.phases)))]
+        yield [own, *(_child(one, row, start, parent, resource, exchanges) for row in rows_of(one))]
 
 
 def _child(
     one: RankStep,
-    row: int,
+    row: PhaseRow,
     start_unix_ns: int,
     parent: SpanContext,
     resource: Resource,
     exchanges: Mapping[ExchangeKey, Exchange],
 ) -> ReadableSpan:
-    rows = one.phases
     values = _row_attributes(one, row)
     links: tuple[Link, ...] = ()
-    if int(rows.flags[row]) & RowFlag.BARRIER:
+    if row.is_barrier:
         exchange = exchanges[exchange_key(one, row)]
         mine = exchange.participants[one.rank]
         values[attributes.WAIT_NS] = mine.wait_ns
@@ -69,17 +68,17 @@ def _child(
             values[attributes.RELEASER_RANK] = exchange.releaser_rank
         releaser = exchange.releaser
         if releaser is not None and releaser.rank_step is not one and mine.wait_ns > 0:
-            links = (Link(_row_context(releaser)),)
+            links = (Link(_row_context(_context(releaser.rank_step), releaser.row)),)
     return _span(
         spans.MOE_PHASE,
-        _row_context(Participant(rank_step=one, row=row, wait_ns=0, transfer_ns=0)),
+        _row_context(parent, row),
         parent,
         resource,
         values,
-        start_unix_ns + int(rows.start_offset_ns[row]),
-        int(rows.duration_ns[row]),
+        start_unix_ns + row.start_offset_ns,
+        row.duration_ns,
         links=links,
-        error=bool(int(rows.flags[row]) & RowFlag.ERROR),
+        error=row.is_error,
     )
 
 
@@ -120,19 +119,17 @@ def _context(one: RankStep) -> SpanContext:
     )
 
 
-def _row_context(part: Participant) -> SpanContext:
-    one, row = part.rank_step, part.row
-    rows, parent = one.phases, _context(one)
+def _row_context(parent: SpanContext, row: PhaseRow) -> SpanContext:
     return SpanContext(
         parent.trace_id,
         identity.phase_span_id(
             parent.span_id,
-            int(rows.layer[row]),
-            int(rows.phase[row]),
-            int(rows.direction[row]),
-            int(rows.microbatch[row]),
-            int(rows.ordinal[row]),
-            barrier=bool(int(rows.flags[row]) & RowFlag.BARRIER),
+            row.layer,
+            PHASE_CODE[row.phase],
+            DIRECTION_CODE[row.direction],
+            row.microbatch,
+            row.ordinal,
+            barrier=row.is_barrier,
         ),
         is_remote=False,
         trace_flags=TraceFlags(TraceFlags.SAMPLED),
@@ -175,19 +172,19 @@ def _step_attributes(one: RankStep, step: TracedStep) -> dict[str, Value]:
     return values
 
 
-def _row_attributes(one: RankStep, row: int) -> dict[str, Value]:
-    rows = one.phases
+def _row_attributes(one: RankStep, row: PhaseRow) -> dict[str, Value]:
     values: dict[str, Value] = {
-        attributes.PHASE: str(PHASE_BY_CODE[int(rows.phase[row])]),
-        attributes.LAYER_INDEX: int(rows.layer[row]),
-        attributes.DIRECTION: str(DIRECTION_BY_CODE[int(rows.direction[row])]),
-        attributes.MICROBATCH_INDEX: int(rows.microbatch[row]),
-        attributes.ORDINAL: int(rows.ordinal[row]),
-        attributes.STREAM: int(rows.stream[row]),
-        attributes.FLAGS: int(rows.flags[row]),
+        attributes.PHASE: str(row.phase),
+        attributes.LAYER_INDEX: row.layer,
+        attributes.DIRECTION: str(row.direction),
+        attributes.MICROBATCH_INDEX: row.microbatch,
+        attributes.ORDINAL: row.ordinal,
+        attributes.STREAM: row.stream,
+        attributes.FLAGS: row.flags,
         attributes.RANK: one.rank,
     }
-    for name, column in ((attributes.BYTES, rows.bytes), (attributes.ROWS, rows.rows)):
-        if int(column[row]) >= 0:
-            values[name] = int(column[row])
+    if row.bytes >= 0:
+        values[attributes.BYTES] = row.bytes
+    if row.rows >= 0:
+        values[attributes.ROWS] = row.rows
     return values

@@ -20,6 +20,7 @@ import numpy as np
 
 from moetrace_collectors.model import RankStep
 from moetrace_collectors.traces.exchanges import Exchange, Participant, exchanges_of
+from moetrace_collectors.traces.rows import PhaseRow, rows_of
 from moetrace_collectors.traces.step_clocks import RankClock
 from moetrace_collectors.traces.step_records import TracedStep
 from moetrace_collectors.traces.trace_events import (
@@ -31,8 +32,6 @@ from moetrace_collectors.traces.trace_events import (
     slice_event,
     track_names,
 )
-from moetrace_schemas.columns import RowFlag
-from moetrace_schemas.enums import DIRECTION_BY_CODE, PHASE_BY_CODE
 
 STEP_TRACK = 1_000_000
 """Track number of a rank's steps, past any stream."""
@@ -56,8 +55,9 @@ def step_events(steps: Sequence[TracedStep], clocks: Mapping[int, RankClock]) ->
     laid_ns, flow = 0, 0
     for step in steps:
         shift = laid_ns - origin
+        starts = {(one.rank, one.microbatch): _start(one, clocks) + shift for one in step.joined.rank_steps}
         for one in step.joined.rank_steps:
-            start = _start(one, clocks) + shift
+            start = starts[one.rank, one.microbatch]
             yield slice_event(
                 Slice(
                     process=one.rank,
@@ -73,13 +73,14 @@ def step_events(steps: Sequence[TracedStep], clocks: Mapping[int, RankClock]) ->
         for exchange in exchanges_of(step):
             slices = {}
             for participant in exchange.participants.values():
-                start = _start(participant.rank_step, clocks) + shift
+                one = participant.rank_step
+                start = starts[one.rank, one.microbatch]
                 waited, transferred = _parts(participant, start)
                 yield from _exchange_slices(exchange, participant, waited, transferred)
                 slices[participant.rank_step.rank] = transferred if transferred.duration_ns else waited
             yield from _arrows(exchange, slices, flow)
             flow += len(slices)
-        yield from _counters(step, min(_start(one, clocks) for one in step.joined.rank_steps) + shift)
+        yield from _counters(step, min(starts.values()))
         if not has_clocks:
             laid_ns += max(one.duration_ns for one in step.joined.rank_steps)
 
@@ -136,27 +137,26 @@ def _verdict(step: TracedStep) -> dict[str, object]:
 
 
 def _work(one: RankStep, start_ns: int) -> Iterator[Event]:
-    rows = one.phases
-    for row in np.flatnonzero((rows.flags & int(RowFlag.BARRIER)) == 0).tolist():
-        phase = str(PHASE_BY_CODE[int(rows.phase[row])])
+    for row in rows_of(one):
+        if row.is_barrier:
+            continue
         where = Slice(
             process=one.rank,
-            track=int(rows.stream[row]),
-            start_ns=start_ns + int(rows.start_offset_ns[row]),
-            duration_ns=int(rows.duration_ns[row]),
+            track=row.stream,
+            start_ns=start_ns + row.start_offset_ns,
+            duration_ns=row.duration_ns,
         )
-        yield slice_event(where, phase, phase, _row_arguments(one, row))
+        yield slice_event(where, str(row.phase), str(row.phase), _row_arguments(one, row))
 
 
 def _parts(participant: Participant, start_ns: int) -> tuple[Slice, Slice]:
     one, row = participant.rank_step, participant.row
-    begin = start_ns + int(one.phases.start_offset_ns[row])
-    track = int(one.phases.stream[row])
+    begin = start_ns + row.start_offset_ns
     return (
-        Slice(process=one.rank, track=track, start_ns=begin, duration_ns=participant.wait_ns),
+        Slice(process=one.rank, track=row.stream, start_ns=begin, duration_ns=participant.wait_ns),
         Slice(
             process=one.rank,
-            track=track,
+            track=row.stream,
             start_ns=begin + participant.wait_ns,
             duration_ns=participant.transfer_ns,
         ),
@@ -195,17 +195,13 @@ def _counters(step: TracedStep, time_ns: int) -> Iterator[Event]:
         yield counter(LOAD_PROCESS, f"layer {layer}, {mode}", time_ns, round(ratio, 6))
 
 
-def _row_arguments(one: RankStep, row: int) -> dict[str, object]:
-    rows = one.phases
-    said: dict[str, object] = {
-        "step": one.step,
-        "layer": int(rows.layer[row]),
-        "direction": str(DIRECTION_BY_CODE[int(rows.direction[row])]),
-    }
-    microbatch = int(rows.microbatch[row]) or one.microbatch
+def _row_arguments(one: RankStep, row: PhaseRow) -> dict[str, object]:
+    said: dict[str, object] = {"step": one.step, "layer": row.layer, "direction": str(row.direction)}
+    microbatch = row.microbatch or one.microbatch
     if microbatch:
         said["microbatch"] = microbatch
-    for name, column in (("bytes", rows.bytes), ("rows", rows.rows)):
-        if int(column[row]) >= 0:
-            said[name] = int(column[row])
+    if row.bytes >= 0:
+        said["bytes"] = row.bytes
+    if row.rows >= 0:
+        said["rows"] = row.rows
     return said

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 Event = dict[str, Any]
 """One trace event; built here only."""
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _ORDER = {"M": 0, "X": 1, "C": 2, "s": 3, "f": 4}
 
 
@@ -91,7 +92,7 @@ def write_events(events: Iterable[Event], out: IO[str]) -> int:
     ordered = sorted(events, key=_place)
     out.write('{"displayTimeUnit":"ms","traceEvents":[\n')
     for index, event in enumerate(ordered):
-        out.write(("," if index else "") + json.dumps(event, separators=(",", ":"), allow_nan=False) + "\n")
+        out.write(f"{',' if index else ''}{_ENCODER.encode(event)}\n")
     out.write("]}\n")
     return len(ordered)
 

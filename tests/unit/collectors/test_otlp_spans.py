@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -239,15 +242,20 @@ def test_addresses_are_base_or_full() -> None:
         otlp_export.endpoint_of("h:4318")
 
 
-def plain_request() -> ExportTraceServiceRequest:
-    """One rank's step as plain spans."""
+@functools.cache
+def plain_bytes() -> bytes:
+    """One rank's step as plain spans, as sent."""
     running, _ = sent([traced(RUN.step(5))])
-    request = running.requests[0]
-    first = request.resource_spans[0].scope_spans[0].spans
+    first = running.requests[0].resource_spans[0].scope_spans[0].spans
     parent = next(span for span in first if span.name == spans.MOE_STEP)
-    own = [span for span in first if span.span_id == parent.span_id or span.parent_span_id == parent.span_id]
+    own = [span for span in first if parent.span_id in (span.span_id, span.parent_span_id)]
     scope = ScopeSpans(spans=own)
-    return ExportTraceServiceRequest(resource_spans=[ResourceSpans(scope_spans=[scope])])
+    return ExportTraceServiceRequest(resource_spans=[ResourceSpans(scope_spans=[scope])]).SerializeToString()
+
+
+def plain_request() -> ExportTraceServiceRequest:
+    """The same, to be changed."""
+    return ExportTraceServiceRequest.FromString(plain_bytes())
 
 
 def test_children_without_their_step_are_foreign() -> None:
@@ -298,3 +306,35 @@ def test_what_a_child_leaves_out_has_a_meaning() -> None:
     child.attributes.extend(kept)
     rows = decode(request, max_world_size=64).rank_steps[0].phases
     assert (int(rows.rows[0]), int(rows.bytes[0]), int(rows.stream[0]), int(rows.flags[0])) == (-1, -1, 0, 0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(sorted(attributes.PHASE_TYPES)),
+            st.one_of(
+                st.integers(-(2**63), 2**63 - 1).map(lambda value: AnyValue(int_value=value)),
+                st.text(max_size=12).map(lambda value: AnyValue(string_value=value)),
+                st.sampled_from(["dispatch", "forward"]).map(lambda value: AnyValue(string_value=value)),
+                st.just(AnyValue()),
+            ),
+        ),
+        max_size=12,
+    ),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**64 - 1),
+)
+def test_no_child_makes_the_decoder_raise(
+    given_attributes: list[tuple[str, AnyValue]], start: int, end: int
+) -> None:
+    """Whatever a child says, its step is decoded or rejected, and nothing is counted twice."""
+    request = plain_request()
+    child = request.resource_spans[0].scope_spans[0].spans[1]
+    del child.attributes[:]
+    for name, value in given_attributes:
+        child.attributes.add(key=name, value=value)
+    child.start_time_unix_nano, child.end_time_unix_nano = start, end
+    decoded = decode(request, max_world_size=64)
+    assert len(decoded.rank_steps) + len(decoded.rejected) == 1
+    assert decoded.num_foreign_spans == 0
