@@ -73,14 +73,14 @@ def prom_panels() -> Iterator[tuple[str, str]]:
                 yield variable["label"], f"count by ({selector[2]}) ({selector[1]})"
 
 
-def rank_steps(step: int) -> list[RankStep]:
-    """Two ranks to a host, some padding, another placement from step 200 on, now and then a rank missing."""
+def rank_steps(step: int, placement: int) -> list[RankStep]:
+    """Two ranks to a host, some padding, now and then a rank missing."""
     padding = ExpertCounts(layer=0, kind=COUNT_KIND_CODE[CountKind.PADDING], counts=np.array([7, 0]))
     ranks = [
         replace(
             rank,
             host_name=f"host-{rank.rank // 2}",
-            placement_version=4 if step < 200 else 5,
+            placement_version=placement,
             tracer_ns=20_000,
             experts=(*rank.experts, padding),
         )
@@ -93,7 +93,9 @@ def feed(process: CollectorProcess, until: threading.Event) -> None:
     """Send steps at an even pace."""
     started, step = time.monotonic(), 0
     while not until.wait(max(0.0, started + step / STEPS_PER_S - time.monotonic())):
-        process.send(request(rank_steps(step)))
+        # By time and not by step: a loaded machine sends fewer steps until the tests ask.
+        placement = 4 if time.monotonic() < started + FEED_S / 2 else 5
+        process.send(request(rank_steps(step, placement)))
         process.send(request(WIDE.step(step)))
         step += 1
 

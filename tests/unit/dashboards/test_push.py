@@ -179,7 +179,7 @@ def test_without_a_token_nothing_is_asked(
 @pytest.mark.skipif(not REAL_URL, reason="MOETRACE_TEST_GRAFANA_URL is not set")
 def test_a_real_grafana_takes_it_and_is_then_current(capsys: pytest.CaptureFixture[str]) -> None:
     """With a real Grafana (and MOETRACE_GRAFANA_TOKEN): push, then nothing is left to do."""
-    arguments = ["push", "--grafana-url", REAL_URL, *SOURCES]
+    arguments = ["push", "--grafana-url", REAL_URL, *SOURCES, "--alerts"]
     assert main(arguments) == 0
     capsys.readouterr()
     assert main(arguments) == 0
