@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.console import Console, Group, JustifyMethod, OverflowMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -61,14 +61,15 @@ class RowBudget:
 
 def render(frame: Frame, console: Console, *, height: int = PLENTY, keys: str = "") -> RenderableType:
     """The frame for a console of this many lines."""
-    parts: list[RenderableType] = [_title(frame)]
+    cut: OverflowMethod = "crop" if _is_ascii(console) else "ellipsis"
+    parts: list[RenderableType] = [_title(frame, cut)]
     if frame.run is None or not frame.run.steps:
         parts.append(Text(WAITING))
     else:
         parts += _body(frame.run, console, height)
     parts += [Text(), Text(f"collector: {plain(frame.health)}", style="yellow" if frame.troubled else "dim")]
     if keys:
-        parts.append(Text(f"{keys}; {plain(frame.source)}", style="dim", no_wrap=True, overflow="ellipsis"))
+        parts.append(Text(f"{keys}; {plain(frame.source)}", style="dim", no_wrap=True, overflow=cut))
     return Group(*parts)
 
 
@@ -110,8 +111,12 @@ def step_line(row: StepRow) -> str:
     return ", ".join(words)
 
 
-def _title(frame: Frame) -> Text:
-    title = Text("moetrace ", style="bold", no_wrap=True, overflow="ellipsis")
+def _is_ascii(console: Console) -> bool:
+    return not console.encoding.lower().startswith("utf")
+
+
+def _title(frame: Frame, cut: OverflowMethod) -> Text:
+    title = Text("moetrace ", style="bold", no_wrap=True, overflow=cut)
     if frame.run is None or not frame.run.steps:
         return title.append(plain(frame.source), style="dim")
     run = frame.run
@@ -126,7 +131,7 @@ def _title(frame: Frame) -> Text:
 
 
 def _body(run: RecentRun, console: Console, height: int) -> list[RenderableType]:
-    ascii_only = not console.encoding.lower().startswith("utf")
+    ascii_only = _is_ascii(console)
     summary = summarise(run.steps)
     whole = [layer for layer in run.imbalance if layer.view.cohort is None]
     ranks = _by_rank(run)
@@ -286,5 +291,5 @@ def _matrix_of(run: RecentRun, layer: LayerImbalance) -> LoadMatrix:
 def _table(*columns: tuple[str, JustifyMethod]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for name, justify in columns:
-        table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")
+        table.add_column(name, justify=justify, no_wrap=True, overflow="crop")
     return table
