@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from moetrace_collectors.commands.top_live import follow
 from moetrace_collectors.views.collector_counters import health_line, is_troubled, parse_counters
 from moetrace_collectors.views.recent_records import CollectorCounters, RecentRun
 from moetrace_collectors.views.run_records import RankPhaseExtension
@@ -212,3 +213,34 @@ def test_health_tells_rate_and_losses() -> None:
     assert is_troubled(now, None)
     # A restarted collector counts from zero: no negative rate.
     assert "(0.0/s)" in health_line(counters(received=1, at=20), now)
+
+
+def test_lines_come_once_per_step_and_complaints_once_per_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    """Windows of steps overlap from frame to frame; what is wrong goes to stderr, until it is another thing."""
+    run = slow_rank(6)
+
+    def frame(first: int, last: int, *, run_id: str = "run", trouble: str = "") -> Frame:
+        window = replace(run, run_id=run_id, steps=run.steps[first : last + 1])
+        return Frame(run=window, source="s", health=trouble or "fine", troubled=bool(trouble))
+
+    later = iter(
+        [
+            frame(1, 3),
+            frame(1, 3, trouble="away"),
+            frame(1, 3, trouble="away"),
+            frame(2, 5),
+            frame(0, 0, run_id="next"),
+        ]
+    )
+
+    def read() -> Frame:
+        try:
+            return next(later)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    follow(read, frame(0, 2), interval_s=0)
+    said = capsys.readouterr()
+    lines = [line.split(",")[0] for line in said.out.splitlines()]
+    assert lines == ["run run", *(f"step {step}" for step in range(6)), "run next", "step 0"]
+    assert said.err == "collector: away\n"
