@@ -216,7 +216,7 @@ def test_health_tells_rate_and_losses() -> None:
 
 
 def test_lines_come_once_per_step_and_complaints_once_per_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    """Windows of steps overlap from frame to frame; what is wrong goes to stderr, until it is another thing."""
+    """Windows of steps overlap from frame to frame; what is wrong goes to stderr, once."""
     run = slow_rank(6)
 
     def frame(first: int, last: int, *, run_id: str = "run", trouble: str = "") -> Frame:
