@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 FRAMEWORKS_DIR ?= .frameworks
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-frameworks check generate clean
+.PHONY: setup demo test test-frameworks faults check generate clean
 
 setup: $(READY)
 
@@ -25,6 +25,12 @@ test: setup
 test-frameworks: setup
 	FRAMEWORKS_DIR=$(FRAMEWORKS_DIR) $(BIN)/python tests/frameworks/setup.py $(FRAMEWORKS)
 	FRAMEWORKS_DIR=$(FRAMEWORKS_DIR) $(BIN)/python -m pytest tests/frameworks -m framework $(TEST_OPTIONS)
+
+# Faults in the numbers of a release: 20 kills under load, 10,000 connections opened and dropped.
+faults: setup
+	MOETRACE_FAULT_KILLS=20 MOETRACE_FAULT_CONNECTIONS=10000 $(BIN)/python -m pytest \
+		tests/integration/test_collector_faults.py tests/unit/collectors/test_wal.py \
+		tests/unit/collectors/test_durable_intake.py $(TEST_OPTIONS)
 
 # What CI checks before the tests: style, types, import directions, generated files.
 check: setup

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes docs/report.png: a run with a known fault, and the top of its report in a headless browser.
+# Makes docs/report.png (a run with a known fault, and the top of its report in a headless browser) and docs/page.png.
 # Needs Debian's chromium (or another Chromium as $CHROMIUM).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,3 +8,4 @@ run=$(mktemp -d)/slow-expert
 "${CHROMIUM:-chromium}" --headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking \
   --disable-component-update --disable-sync --hide-scrollbars --user-data-dir="$(mktemp -d)" \
   --window-size=1280,1460 --screenshot=docs/report.png "file://$run/report.html"
+.venv/bin/python docs/page_picture.py

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,7 @@ __all__ = [
     "init",
     "instrument",
     "phase",
+    "placement",
     "shutdown",
     "step",
     "uninstrument",
@@ -191,18 +192,47 @@ def step(
     microbatch: int = 0,
     cohort: str = "",
     warmup: bool | None = None,
+    dummy: bool = False,
 ) -> contextlib.AbstractContextManager[object]:
     """One step as a context manager; see `Tracer.step`. A no-op where no tracer runs."""
     tracer = _recording()
     if tracer is None:
         return contextlib.nullcontext()
-    return tracer.step(step, forward_mode=forward_mode, microbatch=microbatch, cohort=cohort, warmup=warmup)
+    return tracer.step(
+        step,
+        forward_mode=forward_mode,
+        microbatch=microbatch,
+        cohort=cohort,
+        warmup=warmup,
+        dummy=dummy,
+    )
 
 
 def phase(phase: Phase | str, *, layer: int | None = None) -> contextlib.AbstractContextManager[None]:
     """One phase of hand-written code; see `Tracer.phase`. A no-op where no tracer runs."""
     tracer = _recording()
     return contextlib.nullcontext() if tracer is None else tracer.phase(phase, layer=layer)
+
+
+def placement(
+    version: int,
+    physical_to_logical: object = None,
+    *,
+    layers: Sequence[int] | None = None,
+    num_experts: int | None = None,
+    ranks: int | None = None,
+    **terms: Any,
+) -> None:
+    """The expert placement in force from the next step on; see `Tracer.placement`. A no-op without a tracer.
+
+    Raises:
+        ConfigError: a version, map or term that cannot be.
+    """
+    tracer = _recording()
+    if tracer is not None:
+        tracer.placement(
+            version, physical_to_logical, layers=layers, num_experts=num_experts, ranks=ranks, **terms
+        )
 
 
 def wrap(

@@ -15,6 +15,16 @@ from moetrace_schemas.enums import ForwardMode
 from moetrace_schemas.identity import RUN_ID_PATTERN
 
 ENVIRONMENT_PREFIX = "MOETRACE_"
+LOWEST = {
+    "buffers": 1,
+    "max_intervals": 16,
+    "queue_steps": 1,
+    "warmup_steps": 0,
+    "check_steps": 0,
+    "coactivation_steps": 0,
+    "coactivation_layers": 1,
+}
+"""Smallest values of whole numbers."""
 MOST_INTERVALS = 32_767
 """An interval makes at most two rows, and the wire numbers rows of one kind with a uint16."""
 
@@ -30,7 +40,15 @@ class Config:
     endpoint: str = "http://127.0.0.1:4318"
     """Base URL of the collector's OTLP/HTTP receiver; empty sends nothing."""
     headers: str = field(default="", repr=False)
-    """Extra HTTP headers, `name=value,name=value` (for example a bearer token)."""
+    """Extra HTTP headers, `name=value,name=value`."""
+    token_file: str = ""
+    """File with the bearer token for the collector, read again when it changes (rotation)."""
+    ca_file: str = ""
+    """PEM file of the authority of the collector's certificate; empty: those that the system trusts."""
+    client_certificate: str = ""
+    """PEM file of this process's certificate, for a collector that asks for one."""
+    client_key: str = ""
+    """PEM file of its key; empty where the certificate's file holds it."""
     sample: str = "1/1"
     """`1/N`: one step in N, by hash of run and step, the same steps on all ranks. `0` samples nothing."""
     forward_mode: ForwardMode = ForwardMode.TRAIN
@@ -42,7 +60,9 @@ class Config:
     cohorts: tuple[str, ...] = ()
     """Allow-list of traffic cohorts; a step with another cohort is recorded with an empty one."""
     clock: str = "auto"
-    """`auto` (cuda where the model is on a CUDA device), `host` or `cuda`."""
+    """`auto` (events of the device that the model is on), `host`, `cuda`, or `device`: torch.Event."""
+    backward: bool = True
+    """Whether backward is recorded by phase, from hooks at autograd boundaries; False: it is `outside`."""
     jsonl_dir: str = ""
     """Directory for one JSONL file per rank; empty writes none."""
     warmup_steps: int = 0
@@ -51,6 +71,17 @@ class Config:
     """Step buffers; a sampled step is dropped (and counted) when all are in use."""
     max_intervals: int = 4096
     """Intervals that one step may record; a step with more is dropped (and counted)."""
+    check_steps: int = 20
+    """Every so many recorded steps, and in the first, routing is checked (duplicates, weights, what experts
+    were called with); 0 never."""
+    coactivation_steps: int = 0
+    """Every so many recorded steps, and in the first, pairs of experts that serve the same token are counted;
+    0 never."""
+    coactivation_layers: int = 4
+    """Layers that are counted at once, the next ones in the next such step. Each needs 8 bytes x E x E; all
+    together 64 MiB at the most."""
+    nvtx: bool = False
+    """NVTX ranges around wrapped calls, in every step."""
     queue_steps: int = 256
     """Steps that may wait for the exporter; the oldest is dropped (and counted) beyond it."""
     export_timeout_s: float = 5.0
@@ -65,13 +96,19 @@ class Config:
             url = urlsplit(self.endpoint)
             if url.scheme not in ("http", "https") or not url.netloc:
                 raise ConfigError(f"endpoint={self.endpoint!r}: a URL like http://127.0.0.1:4318 expected")
-        if self.clock not in ("auto", "host", "cuda"):
-            raise ConfigError(f"clock={self.clock!r}: one of auto, host, cuda expected")
-        for name, low in (("buffers", 1), ("max_intervals", 16), ("queue_steps", 1), ("warmup_steps", 0)):
+        if self.clock not in ("auto", "host", "cuda", "device"):
+            raise ConfigError(f"clock={self.clock!r}: one of auto, host, cuda, device expected")
+        for name, low in LOWEST.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name}={getattr(self, name)}: {low} or more expected")
         if self.max_intervals > MOST_INTERVALS:
             raise ConfigError(f"max_intervals={self.max_intervals}: {MOST_INTERVALS} or less expected")
+        for name in ("token_file", "ca_file", "client_certificate", "client_key"):
+            path = getattr(self, name)
+            if path and not os.path.isfile(path):
+                raise ConfigError(f"{name}={path!r}: no such file")
+        if self.client_key and not self.client_certificate:
+            raise ConfigError("client_key needs client_certificate")
         for name in ("export_timeout_s", "shutdown_timeout_s"):
             if not 0 < getattr(self, name) < 3600:
                 raise ConfigError(f"{name}={getattr(self, name)}: seconds between 0 and 3600 expected")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from moetrace_schemas.enums import DropReason
+from moetrace_schemas.enums import DropReason, RoutingViolation, SkipReason
 
 
 @dataclass(slots=True)
@@ -22,6 +22,8 @@ class SelfMetrics:
     dropped_intervals: int = 0
     """Intervals beyond a step's buffer (the step is dropped as buffer_full), or without a stamp because
     a device graph was being captured (the step is kept)."""
+    skipped: Counter[SkipReason] = field(default_factory=Counter)
+    """Calls without a time of their own, of steps that were kept."""
     exported: Counter[str] = field(default_factory=Counter)
     """Steps that an emitter delivered, by emitter."""
     expected_sites: int = 0
@@ -33,6 +35,8 @@ class SelfMetrics:
     """Host time on the model's thread over all recorded steps: intervals x calibrated cost, and counting."""
     background_ns: Counter[str] = field(default_factory=Counter)
     """CPU time of the tracer's own threads so far, by thread: drain, export."""
+    violations: Counter[RoutingViolation] = field(default_factory=Counter)
+    """Contradictions in the routing of this rank."""
 
     def drop(self, reason: DropReason, count: int = 1) -> None:
         """Count dropped steps."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from moetrace.config import Config
 from moetrace.context import RankContext
@@ -21,22 +22,31 @@ from moetrace.emit.drain import Drain
 from moetrace.errors import ConfigError
 from moetrace.guard import Guard
 from moetrace.instrument.cost import interval_cost_ns
+from moetrace.instrument.coverage import CoverageReport
 from moetrace.instrument.hand_written import check_parts, wrap_parts
 from moetrace.instrument.install import Installer
+from moetrace.instrument.patches import Patches
 from moetrace.instrument.phases import PhaseScope, phase_site
+from moetrace.instrument.recorders import key_of
+from moetrace.instrument.silent_sites import CoverageWatch, PlacedSite
 from moetrace.instrument.steps import StepScope
-from moetrace.instrument.wrap import TorchState
+from moetrace.instrument.wrap import TorchState, graphs_compiled
 from moetrace.record.buffer import BufferPool, StepBuffer
+from moetrace.record.placement import PlacementRecord, make_map, make_terms
 from moetrace.record.sites import SiteTable
+from moetrace.record.types import StepRecord
 from moetrace.self_metrics import SelfMetrics
+from moetrace.timing.choice import clock_for
 from moetrace.timing.clock import Clock, HostClock
 from moetrace_schemas.enums import DropReason, ForwardMode, Phase
 from moetrace_schemas.identity import is_sampled
+from moetrace_schemas.placement import PlacementError, check_version
 
 if TYPE_CHECKING:
     from moetrace.emit.base import Emitter
-    from moetrace.instrument.coverage import CoverageReport
-    from moetrace.instrument.routing import CountSite, StepCounter
+    from moetrace.instrument.coactivation import CoactivationSampler
+    from moetrace.instrument.routing import StepCounter
+    from moetrace.record.count_sites import CountSite
 
 _HIGHEST_STEP = 2**63 - 1
 """The wire's step index is an int64."""
@@ -53,7 +63,7 @@ class Tracer:
         """Start; with a clock that is known from the start, so are the buffers.
 
         Raises:
-            ConfigError: clock="cuda" where no CUDA device can be used.
+            ConfigError: clock="cuda" or "device" where there is no such device.
         """
         self.config = config
         self.context = context
@@ -64,20 +74,28 @@ class Tracer:
         self.count_sites: list[CountSite] = []
         self.device: Any = None
         """Where routers run; None until a model or wrapped module says so."""
+        self.capture: StepBuffer | None = None
+        """What wrapped calls record into while a device graph is captured."""
         self.open_scopes = 0
         self.closed = False
         """Whether nothing is recorded any more."""
         self._clock = clock
         self._pool: BufferPool | None = None
         self._counters: list[StepCounter] = []
+        self._coactivation: CoactivationSampler | None = None
         self._model_name = config.model_name
         self._next_step = 0
         self._steps_begun = 0
         self._scope: object | None = None
         self._placement_version = 0
-        self._phase_sites: dict[tuple[str, int | None], tuple[int, TorchState]] = {}
+        self._phase_sites: dict[tuple[str, int | None], tuple[int, TorchState, int]] = {}
+        self._graph_key = key_of(self)
+        self._graph_patches = Patches()
         self._installer = Installer(self)
-        self.drain = Drain(self, emitters)
+        self._expected_sites: frozenset[int] = frozenset()
+        self._placed_sites: dict[int, PlacedSite] = {}
+        self._coverage = CoverageWatch()
+        self.drain = Drain(self, emitters, self._look_at)
         if config.enabled and (clock is not None or config.clock != "auto"):
             self._ensure_pool(None)
         _alive.add(self)
@@ -114,11 +132,37 @@ class Tracer:
         """
         check_parts(callables, layer, num_experts)
         result = wrap_parts(self._installer, callables, layer, num_experts)
+        if "torch" in sys.modules and self._pool is not None:
+            self._watch_backward()
         self._expect_sites()
         return result
 
+    def coverage(self) -> CoverageReport:
+        """What is instrumented now, and which call sites have not fired in recorded steps so far, and why."""
+        reports = [entry.report for entry in self._installer.installed]
+        silent = [site for site in self._coverage.silent if site.name in self._expected_names()]
+        return CoverageReport(
+            layers=tuple(layer for report in reports for layer in report.layers),
+            skipped=tuple(dict.fromkeys(skip for report in reports for skip in report.skipped)),
+            recorded_steps=self._coverage.steps,
+            expected_sites=len(self._expected_sites),
+            silent=tuple(silent),
+        )
+
+    def _expected_names(self) -> set[str]:
+        return {self.sites.sites[number].name for number in self._expected_sites}
+
     def _expect_sites(self) -> None:
-        self.metrics.expected_sites = self._installer.expected_sites()
+        # A step that is open began with the set of before: what is wrapped inside it is not missing there.
+        self._placed_sites = self._installer.placed_sites()
+        self._expected_sites = self._installer.expected_sites()
+        self.metrics.expected_sites = len(self._expected_sites)
+
+    def _look_at(self, record: StepRecord) -> None:
+        """Called by the drain thread with each record."""
+        self._coverage.note(record, self.sites.sites, self._placed_sites)
+        for row in record.violations:
+            self.metrics.violations[row.violation] += row.count
 
     def set_expert_parallel(self, ep_rank: int, ep_size: int, ep_group: int) -> None:
         """Take the position in the expert-parallel group from the model."""
@@ -130,30 +174,59 @@ class Tracer:
 
         self.count_sites = sites
         self.device = device
+        self._watch_backward()
         # Buffers that wait for the drain thread keep the counter they were filled with.
         self._counters = [StepCounter(sites, device) for _ in self._ensure_pool(device).all_buffers]
+        if self.config.coactivation_steps:
+            from moetrace.instrument.coactivation import CoactivationSampler
+
+            self._coactivation = CoactivationSampler(sites, device, layers=self.config.coactivation_layers)
+
+    def _watch_backward(self) -> None:
+        """Let buffers record backward; from the next step on, where it was not so before."""
+        from moetrace.instrument.backward import BackwardMarks
+
+        if not self.config.backward:
+            return
+        for buffer in self._ensure_pool(self.device).all_buffers:
+            buffer.backward = buffer.backward or BackwardMarks(buffer, self)
+
+    def new_counter(self) -> StepCounter | None:
+        """A further counter of all sites, for a captured graph; None where nothing is counted."""
+        from moetrace.instrument.routing import StepCounter
+
+        return StepCounter(self.count_sites, self.device) if self.count_sites else None
 
     def forget_count_sites(self) -> None:
         """Nothing is counted any more."""
         self.count_sites = []
         self._counters = []
+        self._coactivation = None
 
     def _ensure_pool(self, device: Any) -> BufferPool:
         if self._pool is None:
             if self._clock is None:
-                on_cuda = self.config.clock == "auto" and getattr(device, "type", "cpu") == "cuda"
-                self._clock = _cuda_clock() if on_cuda or self.config.clock == "cuda" else HostClock()
+                self._clock = clock_for(self.config.clock, getattr(device, "type", "cpu"))
                 self.guard.run("cost", self._calibrate, self._clock)
             self._pool = BufferPool(self._clock, self.config.buffers, self.config.max_intervals)
+            self._hook_graphs()
             self.drain.start(self._pool)
         return self._pool
 
     def _calibrate(self, clock: Clock) -> None:
         self.metrics.interval_cost_ns = interval_cost_ns(clock)
 
+    def _hook_graphs(self) -> None:
+        device = getattr(self._clock, "device", None)
+        if device is None or device.graph_class is None:
+            return
+        from moetrace.instrument.graphs import GraphMarks
+
+        GraphMarks(self, device, cast(Any, self._clock).gate).hook(self._graph_patches, device.graph_class)
+
     @property
     def clock_name(self) -> str:
-        """What times the phases: host or cuda."""
+        """What times the phases: host, cuda or device."""
         return self._clock.name if self._clock is not None else HostClock.name
 
     @property
@@ -171,6 +244,7 @@ class Tracer:
         microbatch: int = 0,
         cohort: str = "",
         warmup: bool | None = None,
+        dummy: bool = False,
     ) -> StepScope:
         """One step (or one microbatch of it) as a context manager.
 
@@ -183,8 +257,10 @@ class Tracer:
             microbatch: index where a step is recorded in several spans.
             cohort: traffic cohort; only those of the allow-list are kept.
             warmup: marks the step as warm-up; default: by `warmup_steps`.
+            dummy: a batch of no request, run so that other ranks have company in their collectives: timed
+                as any, but nothing of it counts as load.
         """
-        return StepScope(self, step, forward_mode, microbatch, cohort, warmup)
+        return StepScope(self, step, forward_mode, microbatch, cohort, warmup, dummy)
 
     def begin_step(
         self,
@@ -194,12 +270,16 @@ class Tracer:
         microbatch: int,
         cohort: str,
         warmup: bool | None,
+        dummy: bool = False,
     ) -> None:
         """Open a step on behalf of `scope`; a step that is still open is dropped and counted.
 
         Raises:
             ValueError: a number out of range or an unknown forward mode; the step is not recorded.
         """
+        if self.capture is not None:
+            # A forward that is captured does not run: it is no step.
+            return
         begun = self._steps_begun
         self._steps_begun = begun + 1
         self._scope = scope
@@ -229,10 +309,18 @@ class Tracer:
                 warmup=begun < self.config.warmup_steps if warmup is None else bool(warmup),
                 placement_version=self._placement_version,
                 start_unix_ns=time.time_ns(),
+                expected_sites=self._expected_sites,
             )
             buffer.counter = self._counters[buffer.number] if self._counters else None
             if buffer.counter is not None:
-                buffer.counter.clear()
+                recorded = self.metrics.steps_sampled - 1
+                sampled = _is_due(self.config.coactivation_steps, recorded) and not dummy
+                buffer.counter.begin(
+                    checking=_is_due(self.config.check_steps, recorded),
+                    dummy=dummy,
+                    coactivation=self._coactivation.take() if sampled and self._coactivation else None,
+                )
+            buffer.compiled_graphs = graphs_compiled()
             buffer.start_mark = buffer.mark()
         except Exception:
             self._release(buffer, DropReason.INTERNAL_ERROR)
@@ -249,6 +337,8 @@ class Tracer:
             return
         try:
             buffer.end_mark = buffer.mark()
+            # A step in which something was compiled or tuned is none that anybody wants in a summary.
+            buffer.warmup |= buffer.compiled_graphs != graphs_compiled()
             if buffer.counter is not None:
                 buffer.counter.finish()
         except Exception:
@@ -281,15 +371,66 @@ class Tracer:
         """
         known = self._phase_sites.get((phase, layer))
         if known is None:
-            known = self.sites.add(phase_site(phase, layer)), TorchState()
+            known = self.sites.add(phase_site(phase, layer)), TorchState(), self._graph_key
             self._phase_sites[(phase, layer)] = known
         return PhaseScope(self, *known)
 
-    def placement(self, version: int) -> None:
-        """The version of the expert placement in force from the next step on; 0 or more."""
-        if version < 0:
-            raise ConfigError(f"placement version={version}: 0 or more expected")
+    def placement(
+        self,
+        version: int,
+        physical_to_logical: object = None,
+        *,
+        layers: Sequence[int] | None = None,
+        num_experts: int | None = None,
+        ranks: int | None = None,
+        **terms: Any,
+    ) -> None:
+        """The expert placement in force from the next step on. Call it on all ranks, where it changes.
+
+        With a map, the first rank of each expert-parallel group sends it to the collector's ledger, in the
+        background and again until it is taken; the map is copied here, and no device is waited for.
+
+        Args:
+            version: 0 or more; another number for every change, a known one for a rollback.
+            physical_to_logical: the logical expert in each slot, slots numbered rank by rank: [layers][slots]
+                as EPLB, SGLang and vLLM give it (lists, or an array or tensor in host memory), or a
+                dictionary layer -> slots, or layer -> {expert: slots}. -1 is an empty slot.
+            layers: numbers of the map's layers; default those of the instrumented model where there are as
+                many, else 0, 1, ...
+            num_experts: logical experts; default the highest one in the map, and one more.
+            ranks: expert-parallel ranks; default as known from the model.
+            terms: fields of `moetrace_schemas.placement.PlacementTerms`: policy_version, proposed_by, window,
+                max_slowdown, max_error_rate, rollback_version, count_ids, expert_bytes, memory_bytes,
+                weight_digests.
+
+        Raises:
+            ConfigError: a version, map or term that cannot be; nothing is changed then.
+        """
+        try:
+            check_version("version", version)
+        except PlacementError as error:
+            raise ConfigError(str(error)) from None
+        if physical_to_logical is None:
+            if terms or layers is not None or num_experts is not None or ranks is not None:
+                raise ConfigError("placement: terms without a map; pass physical_to_logical")
+            self._placement_version = version
+            return
+        record = PlacementRecord(
+            version=version,
+            step=self._next_step,
+            map=make_map(
+                physical_to_logical,
+                layers=layers,
+                num_experts=num_experts,
+                ranks=self.context.ep_size if ranks is None else ranks,
+                known_layers=sorted({site.layer for site in self.count_sites}),
+            ),
+            terms=make_terms(terms),
+            start_unix_ns=time.time_ns(),
+        )
         self._placement_version = version
+        if self.context.ep_rank == 0 and not self.closed and self.config.sample_period > 0:
+            self.drain.placements.append(record)
 
     # --- ending ------------------------------------------------------------------------------
 
@@ -307,6 +448,8 @@ class Tracer:
             self._drop_open(DropReason.STEP_ABORTED)
         self.uninstrument()
         delivered = self.drain.stop(self.config.shutdown_timeout_s if timeout_s is None else timeout_s)
+        # Last: while the drain thread asks for events, captures must keep it out.
+        self._graph_patches.restore()
         return delivered and not aborted
 
     def disable_in_child(self) -> None:
@@ -315,16 +458,9 @@ class Tracer:
         self.closed = True
 
 
-def _cuda_clock() -> Clock:
-    try:
-        import torch
-    except ImportError as error:
-        raise ConfigError("clock='cuda': torch is not installed") from error
-    if not torch.cuda.is_available():
-        raise ConfigError("clock='cuda': torch sees no CUDA device here; auto or host expected")
-    from moetrace.timing.cuda_events import CudaClock
-
-    return CudaClock()
+def _is_due(period: int, recorded: int) -> bool:
+    """Whether something that is done in the first recorded step and then in every n-th is done now."""
+    return period > 0 and recorded % period == 0
 
 
 _alive: weakref.WeakSet[Tracer] = weakref.WeakSet()

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from moetrace_collectors.model import CoactivationColumns, JoinedStep
 from moetrace_collectors.simulate import Noise, SimulatedRun, simulate
 from moetrace_schemas.enums import ForwardMode
 
@@ -31,6 +33,22 @@ RUN = SimulatedRun(
     popularity=np.tile(POPULARITY, (1, 3, 1)),
     noise=Noise(spread=0.01),
 )
+
+
+def with_pairs(joined: JoinedStep) -> JoinedStep:
+    """The step with co-activation on rank 0: experts 0 and 1 share ten tokens, 1 and 9 share five, per layer.
+
+    Layers have their turn one at a time, as ranks sample them; across layers, 0 is followed by 2.
+    """
+    layer = joined.step % RUN.num_layers
+    pairs = [(layer, 0, 0, 1, 10), (layer, 0, 1, 9, 5)]
+    if layer + 1 < RUN.num_layers:
+        pairs.append((layer, 1, 0, 2, 3))
+    columns = CoactivationColumns(
+        **dict(zip(("layer", "span", "first", "second", "count"), np.array(pairs).T, strict=True))
+    )
+    first, *others = joined.rank_steps
+    return replace(joined, rank_steps=(replace(first, coactivation=columns), *others))
 
 
 def main(path: str) -> None:
@@ -55,7 +73,7 @@ def main(path: str) -> None:
     )
     engine = VerdictEngine()
     for simulated in simulate(RUN):
-        joined = simulated.joined
+        joined = with_pairs(simulated.joined)
         sink.take_step(StepResult(joined=joined, verdict=engine.judge(joined), loads=layer_loads(joined)))
     sink.flush()
     sink.close()

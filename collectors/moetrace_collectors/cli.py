@@ -26,6 +26,8 @@ COMMANDS = (
     "analyze",
     "load",
     "replay",
+    "placement",
+    "doctor",
     "simulate",
     "migrate",
     "dashboards",

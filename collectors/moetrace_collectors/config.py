@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from moetrace_collectors.access.posture import check_posture
+from moetrace_collectors.access.tls import TlsFiles
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.run_directory import RUNS_DIRECTORY, STORE_NAME
 from moetrace_collectors.store import StoreAddress, embedded_dsn, parse_store
@@ -25,8 +27,14 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_closed_steps": (1, 10_000_000),
     "max_body_bytes": (1_024, 2**31 - 1),
     "max_decompressed_bytes": (1_024, 2**31 - 1),
+    "max_spans_per_request": (1, 1_000_000),
+    "max_connections": (1, 65_536),
+    "client_requests_per_s": (0.0, 1_000_000),
+    "client_request_burst": (1, 1_000_000),
     "queue_requests": (1, 1_000_000),
     "queue_bytes": (MIB, 2**40),
+    "wal_max_bytes": (MIB, 2**50),
+    "wal_segment_bytes": (64 * 1_024, 2**34),
     "max_world_size": (1, 2**20),
     "batch_bytes": (1_024, 2**34),
     "batch_interval_s": (0.0, 3_600),
@@ -52,7 +60,7 @@ class CollectorConfig:
     database: str = "moetrace"
     """Database of the tables; made and migrated at start."""
     host: str = "127.0.0.1"
-    """Address to listen on. Anything but loopback needs `insecure`."""
+    """Address to listen on. Beyond loopback: with TLS and tokens or client certificates, or `insecure`."""
     http_port: int = 4318
     """OTLP/HTTP, metrics and queries; 0 = any free port."""
     grpc: bool = True
@@ -60,7 +68,19 @@ class CollectorConfig:
     grpc_port: int = 4317
     """OTLP/gRPC; 0 = any free port."""
     insecure: bool = False
-    """Listen beyond loopback although anyone who reaches the port can then write and read."""
+    """Listen beyond loopback without TLS or without tokens, on a network you trust."""
+    tls_certificate: str = ""
+    """PEM file of the server's certificate and chain, for HTTP and gRPC; a renewed one is taken by itself."""
+    tls_key: str = ""
+    """PEM file of its key, without a password."""
+    tls_client_ca: str = ""
+    """PEM file of authorities; with it every client must show a certificate of theirs (mutual TLS)."""
+    token_file: str = ""
+    """File of tokens: NAME SCOPES TOKEN a line; scopes ingest, read, admin. Read again when changed."""
+    token_variable: str = "MOETRACE_COLLECTOR_TOKENS"
+    """Environment variable with more of them, in the same form; lines may be parted by semicolons."""
+    open_metrics: bool = False
+    """Whether /metrics needs no token; it shows run ids, ranks and expert loads."""
     join_timeout_s: float = 10.0
     """From a step's first rank until it is judged without the missing ones, seconds."""
     max_pending_steps: int = 1_024
@@ -68,15 +88,29 @@ class CollectorConfig:
     max_pending_bytes: int = 1_024 * MIB
     """Memory of open steps at most, bytes; beyond it the oldest are closed early."""
     max_closed_steps: int = 4_096
-    """Closed steps remembered, to tell late and duplicate rank steps."""
+    """Closed steps remembered, to tell late and duplicate rank steps; stragglers of older ones are late."""
     max_body_bytes: int = 64 * MIB
     """Largest request as sent, bytes."""
     max_decompressed_bytes: int = 64 * MIB
     """Largest request after gzip, bytes."""
+    max_spans_per_request: int = 10_000
+    """Spans of one request."""
+    max_connections: int = 1_024
+    """HTTP connections at once; one more is told to come back."""
+    client_requests_per_s: float = 1_000.0
+    """Requests that one client address may make for good, per second; 0 = any number."""
+    client_request_burst: int = 2_000
+    """Requests that one client address may make at once."""
     queue_requests: int = 4_096
-    """Requests waiting for the join; beyond it senders are told to come back."""
+    """Requests in memory waiting for the join; beyond it they wait in the log, or senders come back."""
     queue_bytes: int = 512 * MIB
-    """Memory of requests waiting for the join, bytes; beyond it senders are told to come back."""
+    """Memory of requests waiting for the join, bytes; beyond it as for `queue_requests`."""
+    wal: bool = True
+    """Write-ahead log: nothing is acknowledged before it is on disk. Off, a kill loses what is not stored."""
+    wal_max_bytes: int = 8_192 * MIB
+    """Disk space of the log, <directory>/wal, bytes; while the store is away it fills, then senders wait."""
+    wal_segment_bytes: int = 64 * MIB
+    """Size of the log's files, bytes; one is deleted once all that it holds is stored."""
     max_world_size: int = 65_536
     """Largest world size taken."""
     batch_bytes: int = 64 * MIB
@@ -118,11 +152,33 @@ class CollectorConfig:
             raise UsageError(str(error)) from error
         if self.dsn:
             parse_store(self.dsn)
-        if not self.insecure and not _is_loopback(self.host):
-            raise UsageError(
-                f"host = {self.host!r} is reachable from other machines, and this version has neither TLS "
-                "nor tokens: keep 127.0.0.1, or add --insecure on a network you trust"
-            )
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise UsageError("tls_certificate and tls_key belong together: give both, or neither")
+        if self.tls_client_ca and not self.tls_certificate:
+            raise UsageError("tls_client_ca needs tls_certificate and tls_key")
+        check_posture(
+            host=self.host,
+            tls=bool(self.tls_certificate),
+            client_ca=bool(self.tls_client_ca),
+            tokens=bool(self.token_file or self.environment_tokens),
+            insecure=self.insecure,
+        )
+
+    @property
+    def environment_tokens(self) -> str:
+        """Tokens in the environment; not a field, so that none is ever shown with the configuration."""
+        return os.environ.get(self.token_variable, "") if self.token_variable else ""
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """The files of TLS; None where it is off."""
+        if not self.tls_certificate:
+            return None
+        return TlsFiles(
+            certificate=Path(self.tls_certificate),
+            key=Path(self.tls_key),
+            client_ca=Path(self.tls_client_ca) if self.tls_client_ca else None,
+        )
 
     @property
     def store(self) -> StoreAddress:
@@ -174,12 +230,3 @@ def _check_type(name: str, value: object, annotation: str) -> None:
     # True is an int to Python, and 4318.0 is no port.
     if not isinstance(value, wanted) or (isinstance(value, bool) and annotation != "bool"):
         raise UsageError(f"{name} = {value!r}: a value of type {annotation} expected")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

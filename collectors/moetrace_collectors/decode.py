@@ -2,8 +2,9 @@
 
 Everything from the wire is checked here once, so that later stages trust their types: required
 attributes and their types, closed sets, ranges, array lengths, finite limits, and that the trace id
-is the one that run id and step give. `moe.step` spans carry their phase rows packed, or as `moe.phase`
-children in the same request; a child whose parent is not there counts as foreign.
+is the one that run id and step give. Only `moe.step` and `moe.placement` spans are read. A `moe.step`
+span carries its phase rows packed, or as `moe.phase` children in the same request; a child whose parent
+is not there counts as foreign, like every other span.
 """
 
 from __future__ import annotations
@@ -15,10 +16,17 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from moetrace_collectors.decode_columns import decode_experts, decode_phases, decode_traffic
+from moetrace_collectors.decode_columns import (
+    decode_coactivation,
+    decode_experts,
+    decode_phases,
+    decode_traffic,
+    decode_violations,
+)
+from moetrace_collectors.decode_placement import PlacementRejectedError, decode_placement
 from moetrace_collectors.decode_spans import children_by_parent, pack_children
 from moetrace_collectors.events import MAX_PAYLOAD_BYTES, Rejection
-from moetrace_collectors.model import RankStep
+from moetrace_collectors.model import PlacementReport, RankStep
 from moetrace_schemas import SCHEMA_VERSION, attributes, identity, spans
 from moetrace_schemas.columns import ColumnsError
 from moetrace_schemas.enums import ForwardMode, RejectReason
@@ -26,18 +34,31 @@ from moetrace_schemas.enums import ForwardMode, RejectReason
 HOST_NAME = "host.name"
 """OpenTelemetry's own resource attribute for the sender's host."""
 PREFIX = "moetrace."
-CLOCKS = ("host", "cuda")
+CLOCKS = ("host", "cuda", "device")
 MAX_TEXT = 256
 """Characters of a model name, version, cohort or host; they become column values and labels."""
+MAX_ATTRIBUTES = 128
+"""Attributes, events and links of one span."""
+MAX_BLOCK_BYTES = 32 * 2**20
+"""One packed column."""
+MAX_OTHER_BYTES = 64 * 1_024
+"""A span without its packed columns."""
 MAX_STEP = 2**62
 MAX_INDEX = 2**31 - 1
 MAX_MICROBATCH = 65_535
+MAX_NS = 2**53
+"""104 days, and exact as a float64."""
 MAX_DETAIL = 300
 MIN_UNIX_NS = 946_684_800 * 10**9
 """2000-01-01. The store partitions by day: a clock far off would make partitions without end."""
 MAX_UNIX_NS = 4_102_444_800 * 10**9
 """2100-01-01; a DateTime, which the time to live is computed in, ends in 2106."""
 
+_LARGE = (
+    *(name for name, kind in attributes.TYPES.items() if kind == "bytes"),
+    attributes.PLACEMENT_WEIGHTS,
+)
+"""Packed columns, and the one text that grows with the model."""
 _TYPE_OF_FIELD = {
     "string_value": "string",
     "bool_value": "bool",
@@ -57,6 +78,7 @@ class Decoded:
     rank_steps: tuple[RankStep, ...]
     rejected: tuple[Rejection, ...]
     num_foreign_spans: int
+    placements: tuple[PlacementReport, ...] = ()
 
 
 class _RejectedError(Exception):
@@ -74,6 +96,7 @@ def decode(request: ExportTraceServiceRequest, *, max_world_size: int) -> Decode
     """
     rank_steps: list[RankStep] = []
     rejected: list[Rejection] = []
+    placements: list[PlacementReport] = []
     num_foreign = 0
     children = children_by_parent(request)
     num_orphans = sum(map(len, children.values()))
@@ -83,21 +106,29 @@ def decode(request: ExportTraceServiceRequest, *, max_world_size: int) -> Decode
             for span in scope_spans.spans:
                 if span.name == spans.MOE_PHASE:
                     continue
-                values = {entry.key: entry.value for entry in span.attributes}
+                values = {entry.key: entry.value for entry in span.attributes[:MAX_ATTRIBUTES]}
                 if not _is_ours(span, values):
                     num_foreign += 1
                     continue
                 own = children.get((span.trace_id, span.span_id), ())
                 num_orphans -= len(own)
                 try:
-                    rank_steps.append(_rank_step(span, values, own, host_name, max_world_size))
-                except _RejectedError as error:
+                    _check_size(span, values)
+                    _check_children(own)
+                    if span.name == spans.MOE_PLACEMENT:
+                        placements.append(
+                            decode_placement(span, values, host_name, max_world_size=max_world_size)
+                        )
+                    else:
+                        rank_steps.append(_rank_step(span, values, own, host_name, max_world_size))
+                except (_RejectedError, PlacementRejectedError) as error:
                     rejected.append(_rejection(error.reason, str(error), span, values))
     # Two steps of one span id would both claim its children.
     return Decoded(
         rank_steps=tuple(rank_steps),
         rejected=tuple(rejected),
         num_foreign_spans=num_foreign + max(0, num_orphans),
+        placements=tuple(placements),
     )
 
 
@@ -105,6 +136,46 @@ def _is_ours(span: Span, values: Mapping[str, AnyValue]) -> bool:
     if attributes.SCHEMA_VERSION in values or attributes.COLUMNS_PHASES in values:
         return True
     return span.name == spans.MOE_STEP and any(name.startswith(PREFIX) for name in values)
+
+
+def _check_size(span: Span, values: Mapping[str, AnyValue]) -> int:
+    """The size of a span that is within the limits, bytes."""
+    number = len(span.attributes) + len(span.events) + len(span.links)
+    if number > MAX_ATTRIBUTES:
+        raise _RejectedError(
+            RejectReason.TOO_MANY_ATTRIBUTES,
+            f"{number} attributes, events and links, at most {MAX_ATTRIBUTES} are taken",
+        )
+    large = 0
+    for name in _LARGE:
+        if name in values:
+            block = len(values[name].bytes_value or values[name].string_value)
+            if block > MAX_BLOCK_BYTES:
+                raise _RejectedError(
+                    RejectReason.ATTRIBUTE_TOO_LARGE, f"{name}: {block} bytes, at most {MAX_BLOCK_BYTES}"
+                )
+            large += block
+    size = span.ByteSize()
+    other = size - large
+    if other > MAX_OTHER_BYTES:
+        raise _RejectedError(
+            RejectReason.ATTRIBUTE_TOO_LARGE,
+            f"{other} bytes beside the packed columns, at most {MAX_OTHER_BYTES} are taken",
+        )
+    return size
+
+
+def _check_children(children: Sequence[Span]) -> None:
+    """Each child is held to the limits of a span, all of them to that of the column that they stand for."""
+    try:
+        size = sum(_check_size(child, {}) for child in children)
+    except _RejectedError as error:
+        raise _RejectedError(error.reason, f"{spans.MOE_PHASE} span: {error}") from error
+    if size > MAX_BLOCK_BYTES:
+        raise _RejectedError(
+            RejectReason.ATTRIBUTE_TOO_LARGE,
+            f"{len(children)} {spans.MOE_PHASE} spans of {size} bytes, at most {MAX_BLOCK_BYTES}",
+        )
 
 
 def _rank_step(
@@ -163,6 +234,16 @@ def _rank_step(
             if attributes.COLUMNS_TRAFFIC in values
             else ()
         )
+        violations = (
+            decode_violations(_bytes(values, attributes.COLUMNS_VIOLATIONS))
+            if attributes.COLUMNS_VIOLATIONS in values
+            else ()
+        )
+        coactivation = (
+            decode_coactivation(_bytes(values, attributes.COLUMNS_COACTIVATION))
+            if attributes.COLUMNS_COACTIVATION in values
+            else None
+        )
     except ColumnsError as error:
         raise _RejectedError(RejectReason.MALFORMED_COLUMNS, str(error)) from error
     return RankStep(
@@ -178,21 +259,22 @@ def _rank_step(
         sample_period=_int(values, attributes.SAMPLE_PERIOD, 1, MAX_INDEX),
         warmup=_bool(values, attributes.STEP_WARMUP),
         clock=clock,
-        duration_ns=_int(values, attributes.DURATION_NS, 0, 2**53),
+        duration_ns=_int(values, attributes.DURATION_NS, 0, MAX_NS),
         start_unix_ns=span.start_time_unix_nano,
+        anchor_error_ns=_ns_or_unknown(values, attributes.ANCHOR_ERROR_NS),
         host_name=host_name,
         model_name=_text(values, attributes.MODEL_NAME),
         model_version=_text(values, attributes.MODEL_VERSION),
         cohort=_text(values, attributes.COHORT),
-        placement_version=(
-            _int(values, attributes.PLACEMENT_VERSION, 0, MAX_INDEX)
-            if attributes.PLACEMENT_VERSION in values
-            else 0
-        ),
-        tracer_ns=(_int(values, attributes.TRACER_NS, 0, 2**53) if attributes.TRACER_NS in values else -1),
+        placement_version=_optional_int(values, attributes.PLACEMENT_VERSION),
+        tracer_ns=_ns_or_unknown(values, attributes.TRACER_NS),
         phases=phases,
         experts=experts,
         traffic=traffic,
+        violations=violations,
+        coactivation=coactivation,
+        expected_sites=_optional_int(values, attributes.COVERAGE_EXPECTED_SITES),
+        seen_sites=_optional_int(values, attributes.COVERAGE_SEEN_SITES),
     )
 
 
@@ -207,7 +289,9 @@ def _forward_mode(values: Mapping[str, AnyValue]) -> ForwardMode:
 def _host_name(entries: Sequence[KeyValue]) -> str:
     for entry in entries:
         if entry.key == HOST_NAME and entry.value.WhichOneof("value") == "string_value":
-            return str(entry.value.string_value)[:MAX_TEXT]
+            name = str(entry.value.string_value)[:MAX_TEXT]
+            # A host's name is a courtesy of the sender's resource: not worth a rank step.
+            return name if name.isprintable() else ""
     return ""
 
 
@@ -229,6 +313,9 @@ def _text(values: Mapping[str, AnyValue], name: str) -> str:
     text = _string(values, name)
     if len(text) > MAX_TEXT:
         raise _invalid(name, f"{len(text)} characters", f"at most {MAX_TEXT}")
+    if not text.isprintable():
+        # It becomes a label, and a line on somebody's terminal.
+        raise _invalid(name, repr(text), "text without control characters")
     return text
 
 
@@ -237,6 +324,14 @@ def _int(values: Mapping[str, AnyValue], name: str, low: int, high: int) -> int:
     if not low <= value <= high:
         raise _invalid(name, str(value), f"{low} to {high}")
     return value
+
+
+def _optional_int(values: Mapping[str, AnyValue], name: str) -> int:
+    return _int(values, name, 0, MAX_INDEX) if name in values else 0
+
+
+def _ns_or_unknown(values: Mapping[str, AnyValue], name: str) -> int:
+    return _int(values, name, 0, MAX_NS) if name in values else -1
 
 
 def _bool(values: Mapping[str, AnyValue], name: str) -> bool:

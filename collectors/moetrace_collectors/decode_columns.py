@@ -10,23 +10,44 @@ from typing import Any
 
 import numpy as np
 
-from moetrace_collectors.model import ExpertCounts, IntArray, PhaseColumns, TrafficRow
+from moetrace_collectors.model import (
+    CoactivationColumns,
+    ExpertCounts,
+    IntArray,
+    PhaseColumns,
+    TrafficRow,
+    ViolationCount,
+)
 from moetrace_schemas.columns import (
+    COACTIVATION,
     EXPERTS,
     HEADER,
     PHASES,
     TRAFFIC,
+    VIOLATIONS,
     ColumnsError,
     Layout,
     RowFlag,
     read_header,
 )
-from moetrace_schemas.enums import COUNT_KIND_BY_CODE, DIRECTION_BY_CODE, PHASE_BY_CODE, CountKind, Phase
+from moetrace_schemas.enums import (
+    COACTIVATION_SPAN_BY_CODE,
+    COACTIVATION_SPAN_CODE,
+    COUNT_KIND_BY_CODE,
+    DIRECTION_BY_CODE,
+    PHASE_BY_CODE,
+    ROUTING_VIOLATION_BY_CODE,
+    CoactivationSpan,
+    CountKind,
+    Phase,
+)
 
 MAX_PHASE_ROWS = 200_000
 """Phase rows of one rank step: 1,000 layers x 200 intervals."""
 MAX_RAGGED_ROWS = 65_536
 """Rows of the expert or traffic table of one rank step."""
+MAX_PAIR_ROWS = 1 << 20
+"""Pairs of experts of one rank step: 8 layers of 256 experts, within and across."""
 MAX_DURATION_SUM_NS = 2**53
 """Summed durations of one rank step, 104 days. Keeps sums over ranks inside int64 and exact in float64."""
 MAX_COUNT = 2**40
@@ -38,7 +59,11 @@ STEP_LEVEL = -1
 """`layer` of rows that belong to no MoE layer."""
 
 _DTYPES = {"B": "u1", "h": "<i2", "H": "<u2", "I": "<u4", "q": "<i8"}
-_INVALID_CODE = next(code for code, kind in COUNT_KIND_BY_CODE.items() if kind is CountKind.INVALID)
+_TOTALS = tuple(
+    code for code, kind in COUNT_KIND_BY_CODE.items() if kind in (CountKind.INVALID, CountKind.DUMMY)
+)
+"""Kinds that are one total and no count per expert."""
+_WITHIN_CODE = COACTIVATION_SPAN_CODE[CoactivationSpan.WITHIN]
 _EXCHANGES = tuple(code for code, phase in PHASE_BY_CODE.items() if phase in (Phase.DISPATCH, Phase.COMBINE))
 
 
@@ -82,7 +107,7 @@ def decode_experts(block: bytes) -> tuple[ExpertCounts, ...]:
         columns["layer"].tolist(), columns["count_kind"].tolist(), rows, strict=True
     ):
         place = f"counts of layer {layer}, kind {COUNT_KIND_BY_CODE[kind]}"
-        if kind == _INVALID_CODE and len(counts) != 1:
+        if kind in _TOTALS and len(counts) != 1:
             raise ColumnsError(f"{place}: one total expected, got {len(counts)} values")
         _add(entries, (layer, kind), counts, place)
     return tuple(
@@ -124,6 +149,46 @@ def decode_traffic(block: bytes, *, ep_size: int) -> tuple[TrafficRow, ...]:
         TrafficRow(layer=layer, phase=phase, row_bytes=row_bytes_of[(layer, phase)], rows=sent)
         for (layer, phase), sent in entries.items()
     )
+
+
+def decode_violations(block: bytes) -> tuple[ViolationCount, ...]:
+    """Violations, one entry per (layer, violation), summed where a writer split one.
+
+    Raises:
+        ColumnsError: the block does not decode, or holds a value out of range.
+    """
+    num_rows = _num_rows(VIOLATIONS, block, MAX_RAGGED_ROWS)
+    columns = _columns(VIOLATIONS, block, num_rows)
+    _check_range("layer", columns["layer"], STEP_LEVEL, 2**15 - 1)
+    _check_codes("violation", columns["violation"], len(ROUTING_VIOLATION_BY_CODE))
+    totals: dict[tuple[int, int], int] = {}
+    for layer, violation, count in zip(*(columns[c.name].tolist() for c in VIOLATIONS.columns), strict=True):
+        totals[(layer, violation)] = totals.get((layer, violation), 0) + count
+    return tuple(
+        ViolationCount(layer=layer, violation=violation, count=count)
+        for (layer, violation), count in totals.items()
+    )
+
+
+def decode_coactivation(block: bytes) -> CoactivationColumns:
+    """Pairs of experts, each once.
+
+    Raises:
+        ColumnsError: the block does not decode, holds a value out of range, or a pair twice.
+    """
+    num_rows = _num_rows(COACTIVATION, block, MAX_PAIR_ROWS)
+    columns = _columns(COACTIVATION, block, num_rows)
+    _check_range("layer", columns["layer"], STEP_LEVEL, 2**15 - 1)
+    _check_codes("span", columns["span"], len(COACTIVATION_SPAN_BY_CODE))
+    within = columns["span"] == _WITHIN_CODE
+    if bool(np.any(columns["first"][within] >= columns["second"][within])):
+        raise ColumnsError("column second: within a layer the first expert is the smaller one")
+    key = columns["layer"] - STEP_LEVEL
+    for name, bits in (("span", 8), ("first", 16), ("second", 16)):
+        key = (key << bits) | columns[name]
+    if len(np.unique(key)) != num_rows:
+        raise ColumnsError("column second: a pair of experts occurs twice; add it up")
+    return CoactivationColumns(**columns)
 
 
 def _num_rows(layout: Layout, block: bytes, limit: int) -> int:

@@ -20,6 +20,9 @@ class EventKind(StrEnum):
     PARTIAL = "partial"
     STARTED = "started"
     STOPPED = "stopped"
+    REPLAYED = "replayed"
+    WAL_DAMAGED = "wal_damaged"
+    RUN_ID_REUSED = "run_id_reused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

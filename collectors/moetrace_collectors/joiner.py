@@ -12,22 +12,20 @@ Every rank step is counted once, and at any moment
     received == joined + late + duplicate + rejected + pending
 
 A rank step whose identity was seen before is a duplicate, whether its step is still open or closed;
-one that comes first after its step has closed is late. Closed steps are remembered in a bounded
-memory: beyond it a straggler opens its step again and closes it by timeout.
+one that comes first after its step has closed is late. A closed step is never opened again: closed steps
+are remembered in a bounded memory, and what has been forgotten from it is late too (`closed_memory`).
+A step that a run executes again is neither: it belongs to the next run under that id (`incarnations`).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from moetrace_collectors.closed_memory import ClosedMemory, ClosedStep, Slot, StepKey
+from moetrace_collectors.incarnations import Incarnations, stored_run_id
 from moetrace_collectors.model import JoinedStep, RankStep
 from moetrace_schemas.enums import ClosedBy
-
-StepKey = tuple[str, int]
-"""(run id, step)"""
-Slot = tuple[int, int]
-"""(rank, microbatch)"""
 
 _OBJECT_BYTES = 200
 """About what a small Python record and its array headers take; keeps empty records from being free."""
@@ -90,33 +88,15 @@ class _OpenStep:
     world_size: int
     opened_ns: int
     last_arrival_ns: int
+    mark: int
+    max_start_unix_ns: int = 0
     size_bytes: int = 0
     rank_steps: dict[Slot, RankStep] = field(default_factory=dict)
     microbatches: set[int] = field(default_factory=lambda: {0})
 
-    def is_complete(self) -> bool:
+    def has_every_slot(self) -> bool:
         # Slots are unique and inside world x microbatches, so counting them is enough.
         return len(self.rank_steps) == self.world_size * len(self.microbatches)
-
-
-@dataclass(slots=True)
-class _ClosedStep:
-    full_world_size: int
-    """World size where every slot of `microbatches` had arrived; 0 where some were missing."""
-    microbatches: set[int]
-    seen: set[Slot]
-    """Slots that arrived, where the step did not close complete, and all that arrived since.
-
-    Holds what came and not what is missing: what is missing is as large as a forged world size.
-    """
-
-    def take(self, slot: Slot) -> bool:
-        """Whether this slot had not arrived yet; from now on it has."""
-        rank, microbatch = slot
-        if slot in self.seen or (rank < self.full_world_size and microbatch in self.microbatches):
-            return False
-        self.seen.add(slot)
-        return True
 
 
 class Joiner:
@@ -126,7 +106,8 @@ class Joiner:
         self._window = window
         # In order of opening, which is the order of timing out and of eviction.
         self._open: OrderedDict[StepKey, _OpenStep] = OrderedDict()
-        self._closed: OrderedDict[StepKey, _ClosedStep] = OrderedDict()
+        self._memory = ClosedMemory(max_steps=window.max_closed_steps)
+        self._incarnations = Incarnations()
         self._pending_bytes = 0
         self._received = self._joined = self._late = self._duplicate = self._rejected = self._pending = 0
 
@@ -147,28 +128,50 @@ class Joiner:
         """Steps in the window."""
         return len(self._open)
 
-    def add(self, rank_step: RankStep, *, now_ns: int) -> tuple[Outcome, ...]:
+    @property
+    def oldest_mark(self) -> int | None:
+        """The mark of the first rank step of the step that has been open longest; None where none is."""
+        return next((step.mark for step in self._open.values()), None)
+
+    def take_closed(self) -> bytes | None:
+        """What the memory of closed steps has learned since the last call, for `remember`."""
+        return self._memory.take_changes(self._incarnations.dump())
+
+    def all_closed(self) -> bytes:
+        """The whole memory of closed steps, for `remember`."""
+        return self._memory.dump(self._incarnations.dump())
+
+    def remember(self, closed: bytes) -> None:
+        """Take over what an earlier process knew, before anything is added.
+
+        Raises:
+            ValueError: it does not read.
+        """
+        self._incarnations.load(self._memory.load(closed))
+
+    def add(self, rank_step: RankStep, *, now_ns: int, mark: int = 0) -> tuple[Outcome, ...]:
         """Take one rank step.
 
         Args:
             rank_step: decoded and validated.
             now_ns: monotonic time of its arrival; never smaller than in an earlier call.
+            mark: where it came from, never smaller than in an earlier call; see `oldest_mark`.
 
         Returns:
-            What became of it unless it waits, and every step that closed because of it.
+            What became of it unless it waits, and every step that closed because of it. A rank step of a
+            run id that is used again carries the run id of its incarnation.
         """
         self._received += 1
+        rank_step = self._placed(rank_step)
         key, slot = (rank_step.run_id, rank_step.step), (rank_step.rank, rank_step.microbatch)
-        closed = self._closed.get(key)
-        if closed is not None:
-            if closed.take(slot):
-                self._late += 1
-                return (Late(rank_step=rank_step),)
-            self._duplicate += 1
-            return (Duplicate(rank_step=rank_step),)
         step = self._open.get(key)
         if step is None:
-            step = _OpenStep(world_size=rank_step.world_size, opened_ns=now_ns, last_arrival_ns=now_ns)
+            outcome = self._after_close(rank_step, key, slot)
+            if outcome is not None:
+                return (outcome,)
+            step = _OpenStep(
+                world_size=rank_step.world_size, opened_ns=now_ns, last_arrival_ns=now_ns, mark=mark
+            )
         elif rank_step.world_size != step.world_size:
             self._rejected += 1
             return (WorldSizeMismatch(rank_step=rank_step, expected=step.world_size),)
@@ -177,13 +180,16 @@ class Joiner:
             return (Duplicate(rank_step=rank_step),)
         self._open[key] = step
         step.rank_steps[slot] = rank_step
-        step.microbatches.add(rank_step.microbatch)
+        if rank_step.microbatch not in step.microbatches:
+            step.microbatches.add(rank_step.microbatch)
+            self._memory.expect_microbatches(rank_step.run_id, len(step.microbatches))
         step.last_arrival_ns = now_ns
+        step.max_start_unix_ns = max(step.max_start_unix_ns, rank_step.start_unix_ns)
         size = size_bytes(rank_step)
         step.size_bytes += size
         self._pending += 1
         self._pending_bytes += size
-        if step.is_complete():
+        if step.has_every_slot() and len(step.microbatches) >= self._memory.num_microbatches(key[0]):
             return (self._close(key, ClosedBy.COMPLETE),)
         return self._evict()
 
@@ -199,6 +205,49 @@ class Joiner:
     def flush(self) -> tuple[JoinedStep, ...]:
         """Close everything that is open, oldest first, because the collector stops."""
         return tuple(self._close(key, ClosedBy.SHUTDOWN) for key in list(self._open))
+
+    def _placed(self, rank_step: RankStep) -> RankStep:
+        """The rank step under the run id of its incarnation."""
+        sent, start = rank_step.run_id, rank_step.start_unix_ns
+        number = self._incarnations.at(sent, start)
+        while self._is_executed_again(stored_run_id(sent, number), rank_step):
+            following = self._incarnations.after(sent, number, start)
+            if following is None:
+                break
+            number = following
+        if number == 1:
+            return rank_step
+        return replace(rank_step, run_id=stored_run_id(sent, number), sent_run_id=sent)
+
+    def _is_executed_again(self, run_id: str, rank_step: RankStep) -> bool:
+        """Whether this run has had the step before, and this is neither a resend nor a straggler of it."""
+        key, slot = (run_id, rank_step.step), (rank_step.rank, rank_step.microbatch)
+        start = rank_step.start_unix_ns
+        step = self._open.get(key)
+        if step is not None:
+            return slot in step.rank_steps and start > step.max_start_unix_ns
+        last_start = self._memory.last_start_unix_ns(run_id)
+        closed = self._memory.find(key)
+        if closed is None:
+            # Forgotten steps lie far behind the run's newest: no straggler of them starts after it.
+            return self._memory.is_forgotten(key) and start > last_start
+        if closed.has(slot):
+            return start > closed.max_start_unix_ns
+        # A rank that was missing. Another microbatch may start as late as it likes.
+        return rank_step.microbatch in closed.microbatches and start > last_start + self._window.timeout_ns
+
+    def _after_close(self, rank_step: RankStep, key: StepKey, slot: Slot) -> Late | Duplicate | None:
+        """What becomes of a rank step whose step is not open; None where it has never been."""
+        closed = self._memory.find(key)
+        if closed is not None and closed.has(slot):
+            self._duplicate += 1
+            return Duplicate(rank_step=rank_step)
+        if closed is not None:
+            self._memory.take_late(key, slot)
+        elif not self._memory.is_forgotten(key):
+            return None
+        self._late += 1
+        return Late(rank_step=rank_step)
 
     def _evict(self) -> tuple[JoinedStep, ...]:
         evicted = []
@@ -219,13 +268,18 @@ class Joiner:
                 if any((rank, microbatch) not in arrived for microbatch in step.microbatches)
             )
         )
-        self._closed[key] = _ClosedStep(
-            full_world_size=step.world_size if complete else 0,
-            microbatches=step.microbatches,
-            seen=set() if complete else set(arrived),
+        if not complete and not missing_ranks:
+            # Nobody is missing: the step had fewer microbatches than the run's steps before.
+            self._memory.expect_microbatches(key[0], len(step.microbatches), at_least=False)
+        self._memory.close(
+            key,
+            ClosedStep(
+                full_world_size=0 if missing_ranks else step.world_size,
+                microbatches=step.microbatches,
+                max_start_unix_ns=step.max_start_unix_ns,
+                seen=set(arrived) if missing_ranks else set(),
+            ),
         )
-        while len(self._closed) > self._window.max_closed_steps:
-            self._closed.popitem(last=False)
         self._pending -= len(arrived)
         self._pending_bytes -= step.size_bytes
         self._joined += len(arrived)
@@ -244,8 +298,9 @@ def size_bytes(rank_step: RankStep) -> int:
     """About what a rank step takes in memory."""
     phases = rank_step.phases
     return (
-        _OBJECT_BYTES * (2 + len(rank_step.experts) + len(rank_step.traffic))
+        _OBJECT_BYTES * (2 + len(rank_step.experts) + len(rank_step.traffic) + len(rank_step.violations))
         + 11 * phases.layer.nbytes
         + sum(entry.counts.nbytes for entry in rank_step.experts)
         + sum(entry.rows.nbytes for entry in rank_step.traffic)
+        + (0 if rank_step.coactivation is None else 5 * rank_step.coactivation.layer.nbytes)
     )

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from moetrace_schemas.enums import Cause, ClosedBy, Direction, Evidence, ForwardMode, Phase
+from moetrace_schemas.enums import Cause, ClosedBy, Direction, Evidence, ForwardMode, Phase, PlacementEvent
+from moetrace_schemas.placement import PlacementMap, PlacementTerms
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -62,6 +63,31 @@ class TrafficRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ViolationCount:
+    """What contradicts the routing of one layer on one rank, how many times."""
+
+    layer: int
+    violation: int
+    """Wire code of moetrace_schemas.enums.RoutingViolation."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoactivationColumns:
+    """Pairs of experts that share tokens (moetrace_schemas.columns.COACTIVATION)."""
+
+    layer: IntArray
+    span: IntArray
+    """Wire codes of moetrace_schemas.enums.CoactivationSpan."""
+    first: IntArray
+    second: IntArray
+    count: IntArray
+
+    def __len__(self) -> int:
+        return len(self.layer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankStep:
     """One rank's step (or one microbatch of it), decoded and validated."""
 
@@ -84,16 +110,41 @@ class RankStep:
     model_version: str = ""
     cohort: str = ""
     placement_version: int = 0
+    anchor_error_ns: int = -1
+    """How far off the start may be where device time was tied to the host's; -1 = not said."""
     tracer_ns: int = -1
     """Estimated host time that the tracer took on the model's thread in this step; -1 = not said."""
+    sent_run_id: str = ""
+    """The run id on the wire, where another run had used it before; empty where `run_id` is it."""
     phases: PhaseColumns
     experts: tuple[ExpertCounts, ...] = ()
     traffic: tuple[TrafficRow, ...] = ()
+    violations: tuple[ViolationCount, ...] = ()
+    coactivation: CoactivationColumns | None = None
+    expected_sites: int = 0
+    """Wrapped call sites that should have fired in the step; 0 where the writer does not say."""
+    seen_sites: int = 0
 
     @property
     def key(self) -> tuple[str, int, int, int]:
         """Identity: (run, step, rank, microbatch). A second one with the same key is a duplicate."""
         return (self.run_id, self.step, self.rank, self.microbatch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementReport:
+    """A placement as a rank announced it, or a planner proposed it; decoded and validated."""
+
+    run_id: str
+    version: int
+    step: int
+    """First step under it; 0 where it is only proposed."""
+    rank: int
+    event: PlacementEvent
+    """ANNOUNCED or PROPOSED."""
+    mapping: PlacementMap
+    terms: PlacementTerms
+    host_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,10 @@
 
     OTLP/HTTP --+                          worker thread
     OTLP/gRPC --+-> decode -> intake (bounded) -> joiner -> verdict, loads -> sinks: ClickHouse, Prometheus
-                       |         |
-                       |         full: 429 / RESOURCE_EXHAUSTED, the sender tries again
+                       |        |    ^
+                       |   write-ahead log: durable before the answer; a backlog waits there
+                       |        |
+                       |        full: 429 / RESOURCE_EXHAUSTED; disk refuses: 503 / UNAVAILABLE
                        +-> rejections, in the answer as partial success, and to the dead letter
 """
 
@@ -13,64 +15,102 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from moetrace_collectors import owner
+from moetrace_collectors.access.control import AccessControl
+from moetrace_collectors.access.rate_limit import RateLimiter
+from moetrace_collectors.access.scopes import RouteScopes
+from moetrace_collectors.access.tls import ServerTls
+from moetrace_collectors.access.tokens import TokenBook
 from moetrace_collectors.config import CollectorConfig
 from moetrace_collectors.dead_letter import DeadLetter
 from moetrace_collectors.decode import Decoded, decode
-from moetrace_collectors.events import MAX_PAYLOAD_BYTES, Rejection
+from moetrace_collectors.events import MAX_PAYLOAD_BYTES, EventKind, Rejection
 from moetrace_collectors.intake import Intake
 from moetrace_collectors.joiner import Joiner, JoinWindow, size_bytes
+from moetrace_collectors.journal import Journal, open_journal
+from moetrace_collectors.ledger.epochs import Epochs
 from moetrace_collectors.migrate import migrate
+from moetrace_collectors.model import PlacementReport
+from moetrace_collectors.page.routes import Page
 from moetrace_collectors.read_only_query import (
     EmbeddedQueryRunner,
     QueryLimits,
     QueryRunner,
     ServerQueryRunner,
 )
-from moetrace_collectors.receivers.handler import Accepted, OverloadedError
+from moetrace_collectors.receivers.handler import Accepted, NotDurableError, OverloadedError, Wire
 from moetrace_collectors.receivers.http_server import HttpServer
 from moetrace_collectors.receivers.otlp_grpc import OtlpGrpcReceiver
+from moetrace_collectors.receivers.otlp_http import SCOPES as OTLP_SCOPES
 from moetrace_collectors.receivers.otlp_http import OtlpHttpReceiver
+from moetrace_collectors.receivers.pages import SCOPES as PAGE_SCOPES
 from moetrace_collectors.receivers.pages import Pages
 from moetrace_collectors.run_directory import RunDirectory
-from moetrace_collectors.self_metrics import SelfMetrics, make_registry
+from moetrace_collectors.self_metrics import SelfMetrics, WalMetrics, make_registry
 from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import RetryPolicy
 from moetrace_collectors.sinks.clickhouse import ClickHouseSink
+from moetrace_collectors.sinks.placement_ledger import LedgerSink
 from moetrace_collectors.sinks.prometheus import PrometheusSink
 from moetrace_collectors.store import open_client
 from moetrace_collectors.summary import layer_loads
 from moetrace_collectors.verdict.engine import VerdictEngine
+from moetrace_collectors.wal.log import Position, WalFullError, WalUnavailableError
 from moetrace_collectors.worker import Clocks, Worker
 from moetrace_schemas.enums import RejectReason
 
 NS_PER_S = 1e9
+NS_PER_MS = 1_000_000
 RETRY_AFTER_S = 1
+UNAVAILABLE_RETRY_AFTER_S = 5
 GRPC_GRACE_S = 5.0
 
 logger = logging.getLogger(__name__)
 
 
 class RequestHandler:
-    """Decodes a request and offers it to the intake; behind both receivers, in their threads."""
+    """Decodes a request, queues it, makes it durable; behind both receivers, in their threads."""
 
-    def __init__(self, *, intake: Intake, metrics: SelfMetrics, max_world_size: int) -> None:
+    def __init__(
+        self, *, intake: Intake, metrics: SelfMetrics, max_world_size: int, journal: Journal | None = None
+    ) -> None:
         self._intake = intake
         self._metrics = metrics
         self._max_world_size = max_world_size
+        self._journal = journal
 
-    def take(self, request: ExportTraceServiceRequest) -> Accepted:
+    def take(self, request: ExportTraceServiceRequest, wire: Wire | None = None) -> Accepted:
         """See TraceHandler."""
         decoded = self._decode(request)
         size = sum(size_bytes(step) for step in decoded.rank_steps)
         size += sum(len(rejection.payload) for rejection in decoded.rejected)
-        if not self._intake.offer(decoded.rank_steps, decoded.rejected, size_bytes=size):
+        size += sum(placement_bytes(report) for report in decoded.placements)
+        log = None if self._journal is None else _appender(self._journal, request, wire)
+        try:
+            receipt = self._intake.offer(
+                decoded.rank_steps,
+                decoded.rejected,
+                size_bytes=size,
+                log=log,
+                placements=decoded.placements,
+            )
+            if receipt is not None and receipt.position is not None and self._journal is not None:
+                self._journal.commit(receipt.position)
+        except WalFullError as error:
+            self._metrics.throttled.add()
+            raise OverloadedError(f"{error}: the store is behind", retry_after_s=RETRY_AFTER_S) from error
+        except WalUnavailableError as error:
+            self._metrics.unavailable.add()
+            raise NotDurableError(str(error), retry_after_s=UNAVAILABLE_RETRY_AFTER_S) from error
+        if receipt is None:
             self._metrics.throttled.add()
             raise OverloadedError("the collector's queue is full", retry_after_s=RETRY_AFTER_S)
         self._metrics.foreign_spans.add(decoded.num_foreign_spans)
@@ -100,6 +140,14 @@ class RequestHandler:
             return Decoded(rank_steps=(), rejected=(rejection,), num_foreign_spans=0)
 
 
+def _appender(
+    journal: Journal, request: ExportTraceServiceRequest, wire: Wire | None
+) -> Callable[[int], Position]:
+    # Made before the queue's lock is taken: serialising can take long.
+    kept = wire if wire is not None else Wire(body=request.SerializeToString())
+    return lambda arrived_ns: journal.append(kept, arrived_ns=arrived_ns)
+
+
 class Pipeline:
     """A collector: opened when made, running between `start` and `stop`."""
 
@@ -120,12 +168,28 @@ class Pipeline:
         book = SeriesBook()
         self._metrics = metrics = SelfMetrics(book)
         self._num_lost_rows = 0
+        journal = _journal(config, clocks, undo) if config.wal else None
         self._intake = Intake(
             max_requests=config.queue_requests,
             max_bytes=config.queue_bytes,
             clock_ns=clocks.monotonic_ns,
+            num_replayed=journal.recovery.num_requests if journal is not None else 0,
+            read_log=journal.read if journal is not None else None,
         )
-        handler = RequestHandler(intake=self._intake, metrics=metrics, max_world_size=config.max_world_size)
+        self._tokens = _tokens(config)
+        self._tls = ServerTls(config.tls_files) if config.tls_files is not None else None
+        self._control = AccessControl(
+            tokens=self._tokens,
+            limiter=RateLimiter(
+                per_second=config.client_requests_per_s,
+                burst=config.client_request_burst,
+                clock_ns=clocks.monotonic_ns,
+            ),
+            on_refused=metrics.refused,
+        )
+        handler = RequestHandler(
+            intake=self._intake, metrics=metrics, max_world_size=config.max_world_size, journal=journal
+        )
         # Ports before the store: a taken port is known at once, an embedded store takes a second to open.
         self._grpc = (
             OtlpGrpcReceiver(
@@ -133,25 +197,48 @@ class Pipeline:
                 host=config.host,
                 port=config.grpc_port,
                 max_message_bytes=config.max_decompressed_bytes,
+                on_unread=metrics.unread_calls.add,
+                max_spans=config.max_spans_per_request,
+                control=self._control,
+                tls=self._tls,
             )
             if config.grpc
             else None
         )
         if self._grpc is not None:
             undo.callback(self._grpc.stop, grace_s=0.0)
-        self._http = HttpServer(host=config.host, port=config.http_port)
+        self._http = HttpServer(
+            host=config.host, port=config.http_port, tls=self._tls, max_connections=config.max_connections
+        )
         undo.callback(self._http.stop)
         client = open_client(config.store)
         undo.callback(client.close)
         migrate(client, database=config.database)
         registry = make_registry(book, self._intake.snapshot)
-        pages = Pages(registry=registry, queries=_query_runner(config, undo), is_healthy=self.is_alive)
+        queries = _query_runner(config, undo)
+        if journal is not None:
+            registry.register(
+                WalMetrics(num_bytes=lambda: journal.num_bytes, num_syncs=lambda: journal.num_syncs)
+            )
+        pages = Pages(
+            registry=registry,
+            queries=queries,
+            is_healthy=self.is_alive,
+            on_query_failed=metrics.query_failed,
+            reload=lambda: self.refresh_access(force=True),
+        )
         otlp = OtlpHttpReceiver(
             handler,
             max_body_bytes=config.max_body_bytes,
             max_decompressed_bytes=config.max_decompressed_bytes,
+            max_spans=config.max_spans_per_request,
         )
-        self._routes = [otlp.route(), *pages.routes()]
+        self._routes = [otlp.route(), *pages.routes(), *Page(queries, database=config.database).routes()]
+        self._scopes: RouteScopes = {
+            **OTLP_SCOPES,
+            **PAGE_SCOPES,
+            **({"/metrics": None} if config.open_metrics else {}),
+        }
         dead_letter = DeadLetter(
             RunDirectory(path=config.directory).dead_letter_path, max_bytes=config.dead_letter_bytes
         )
@@ -165,35 +252,50 @@ class Pipeline:
             on_stored=metrics.rows_stored,
             on_lost=self._rows_lost,
         )
+        ledger = LedgerSink(
+            client,
+            database=config.database,
+            book=book,
+            unix_ms=lambda: clocks.unix_ns() // NS_PER_MS,
+            on_conflict=_warn_of_conflict,
+            on_lost=self._rows_lost,
+        )
         host = f"[{config.host}]" if ":" in config.host else config.host
         self._note = owner.OwnerNote(
             pid=os.getpid(),
-            http_address=f"http://{host}:{self._http.port}",
+            http_address=f"{'https' if self._tls is not None else 'http'}://{host}:{self._http.port}",
             grpc_address=f"{host}:{self._grpc.port}" if self._grpc is not None else "",
             store_dsn=config.store.display,
             database=config.database,
         )
+        joiner = Joiner(
+            JoinWindow(
+                timeout_ns=int(config.join_timeout_s * NS_PER_S),
+                max_steps=config.max_pending_steps,
+                max_bytes=config.max_pending_bytes,
+                max_closed_steps=config.max_closed_steps,
+            )
+        )
         self._worker = Worker(
             intake=self._intake,
-            joiner=Joiner(
-                JoinWindow(
-                    timeout_ns=int(config.join_timeout_s * NS_PER_S),
-                    max_steps=config.max_pending_steps,
-                    max_bytes=config.max_pending_bytes,
-                    max_closed_steps=config.max_closed_steps,
-                )
-            ),
+            joiner=joiner,
             judge=VerdictEngine(),
             layer_loads=layer_loads,
             # Prometheus first: it cannot fail, and a store that is away must not delay it.
-            sinks=(PrometheusSink(book, series_budget=config.series_budget), self._clickhouse),
+            # The ledger before the steps: a reader who sees an epoch's steps finds the epoch.
+            sinks=(PrometheusSink(book, series_budget=config.series_budget), ledger, self._clickhouse),
+            placements=ledger.take_placement,
+            epochs=Epochs(ledger.mapping),
             dead_letter=dead_letter,
             metrics=metrics,
             clocks=clocks,
             retry=RetryPolicy(),
             shutdown_timeout_s=config.shutdown_timeout_s,
             on_runs=self._note_runs,
+            log=journal,
         )
+        if journal is not None:
+            restore(journal, joiner, self._worker, metrics)
 
     @property
     def note(self) -> owner.OwnerNote:
@@ -205,13 +307,25 @@ class Pipeline:
         """Rows that were given up so far."""
         return self._num_lost_rows
 
+    @property
+    def is_log_behind(self) -> bool:
+        """Whether it stopped with requests in the write-ahead log that are not stored yet."""
+        return self._worker.is_log_behind
+
     def start(self) -> None:
         """Receive; returns once requests are answered and collector.json says where."""
         self._worker.start()
         if self._grpc is not None:
             self._grpc.start()
-        self._http.start(self._routes)
+        self._http.start(self._routes, control=self._control, scopes=self._scopes)
         self._ownership.write_note(self._note)
+
+    def refresh_access(self, *, force: bool = False) -> None:
+        """Read tokens and certificate again where their files have changed; cheap, to be called often."""
+        if self._tokens is not None:
+            self._tokens.refresh(force=force)
+        if self._tls is not None:
+            self._tls.refresh()
 
     def is_alive(self) -> bool:
         """Whether the worker runs; without it nothing that is received would be stored."""
@@ -232,6 +346,65 @@ class Pipeline:
     def _rows_lost(self, table: str, num_rows: int) -> None:
         self._metrics.rows_lost(table, num_rows)
         self._num_lost_rows += num_rows
+
+
+def _journal(config: CollectorConfig, clocks: Clocks, undo: ExitStack) -> Journal:
+    journal = open_journal(
+        RunDirectory(path=config.directory).wal_path,
+        epoch=secrets.randbits(63),
+        now_ns=clocks.monotonic_ns(),
+        max_bytes=config.wal_max_bytes,
+        segment_bytes=config.wal_segment_bytes,
+        max_world_size=config.max_world_size,
+        max_decompressed_bytes=config.max_decompressed_bytes,
+    )
+    undo.callback(journal.close)
+    return journal
+
+
+def restore(journal: Journal, joiner: Joiner, worker: Worker, metrics: SelfMetrics) -> None:
+    """Give the joiner its memory back, and say in log, metrics and events what the log held."""
+    recovery = journal.recovery
+    for closed in recovery.closed:
+        try:
+            joiner.remember(closed)
+        except ValueError as error:
+            logger.warning("write-ahead log: %s; steps that are stored may be judged again", error)
+    metrics.wal_replayed.add(recovery.num_requests)
+    metrics.wal_damaged_bytes.add(recovery.num_damaged_bytes)
+    if recovery.num_requests:
+        worker.note(EventKind.REPLAYED, detail=f"{recovery.num_requests} requests in the write-ahead log")
+    if recovery.num_damaged_bytes:
+        detail = (
+            f"write-ahead log: {recovery.num_damaged_bytes} bytes at {recovery.num_damaged_places} places do "
+            f"not read and are passed over, {recovery.num_requests} requests do ({recovery.detail})"
+        )
+        logger.warning("%s", detail)
+        worker.note(EventKind.WAL_DAMAGED, reason="unreadable", detail=detail)
+
+
+def _tokens(config: CollectorConfig) -> TokenBook | None:
+    if not config.token_file and not config.environment_tokens:
+        return None
+    return TokenBook(
+        file=Path(config.token_file) if config.token_file else None,
+        environment=config.environment_tokens,
+        variable=config.token_variable,
+    )
+
+
+def placement_bytes(report: PlacementReport) -> int:
+    """Memory of a placement in the queue: a tuple's slot and a small integer per expert slot."""
+    return 16 * len(report.mapping.layers) * report.mapping.num_slots
+
+
+def _warn_of_conflict(report: PlacementReport) -> None:
+    logger.warning(
+        "run %s announces another mapping under placement version %d, which has one: give every mapping a "
+        "version of its own; the ledger keeps the first",
+        report.run_id,
+        report.version,
+    )
 
 
 def _query_runner(config: CollectorConfig, undo: ExitStack) -> QueryRunner:

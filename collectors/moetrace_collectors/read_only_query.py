@@ -140,8 +140,7 @@ class EmbeddedQueryRunner:
     def run(self, query: Query) -> bytes:
         """See QueryRunner."""
         database = query.database or self._database
-        _check(query, database)
-        _guard(query)
+        check_name_and_guard(query, database)
         if not self._slots.acquire(timeout=1.0):
             raise QueryError("too many queries at once: try again", status=503)
         try:
@@ -180,9 +179,8 @@ class ServerQueryRunner:
     def run(self, query: Query) -> bytes:
         """See QueryRunner."""
         database = query.database or self._database
-        _check(query, database)
         # A server whose profile does not let us set readonly must not be written to either.
-        _guard(query)
+        check_name_and_guard(query, database)
         try:
             return bytes(
                 self._client.raw_query(
@@ -196,16 +194,18 @@ class ServerQueryRunner:
             raise _query_error(error) from error
 
 
-def _check(query: Query, database: str) -> None:
+def check_name_and_guard(query: Query, database: str) -> None:
+    """Everything about a query that can be told before an engine sees it.
+
+    Raises:
+        QueryError: no query, a format or database that is none, or a statement that does more than read.
+    """
     if not query.sql.strip():
         raise QueryError("no query: give one as ?query= or as the body", status=400)
     if _FORMAT.fullmatch(query.format) is None or query.format.lower() in _PYTHON_FORMATS:
         raise QueryError(f"format {query.format!r}: a ClickHouse format name expected", status=400)
     if _NAME.fullmatch(database) is None:
         raise QueryError(f"database {database!r}: a plain name expected", status=400)
-
-
-def _guard(query: Query) -> None:
     try:
         check_query(query.sql, query.parameters)
     except RefusedQueryError as error:

@@ -4,6 +4,7 @@
 
     moetrace-runs/<name>/
         store/               embedded ClickHouse data
+        wal/                 requests that are acknowledged and not yet stored
         collector.json       while a collector owns the store: its pid and HTTP address
         dead_letter.jsonl    what could not be decoded
         report.html          the last report of the run that the directory is named after
@@ -30,6 +31,7 @@ RUNS_DIRECTORY = Path("moetrace-runs")
 """Where commands put and look for run directories, relative to the working directory."""
 STORE_NAME = "store"
 OWNER_NAME = "collector.json"
+WAL_NAME = "wal"
 DEAD_LETTER_NAME = "dead_letter.jsonl"
 REPORT_NAME = "report"
 
@@ -68,6 +70,11 @@ class RunDirectory:
     def owner_path(self) -> Path:
         """File that names the collector which owns the store."""
         return self.path / OWNER_NAME
+
+    @property
+    def wal_path(self) -> Path:
+        """Folder of the write-ahead log."""
+        return self.path / WAL_NAME
 
     @property
     def dead_letter_path(self) -> Path:

@@ -11,7 +11,7 @@ from moetrace_collectors.intake import LedgerSnapshot
 from moetrace_collectors.model import JoinedStep
 from moetrace_collectors.series import SeriesBook
 from moetrace_schemas import metrics
-from moetrace_schemas.enums import RejectReason
+from moetrace_schemas.enums import QueryFailure, RefuseReason, RejectReason
 from moetrace_schemas.metrics import MetricSpec
 
 
@@ -22,6 +22,11 @@ class SelfMetrics:
         """Make the collector's own series in `book`."""
         self.foreign_spans = book.counter(metrics.COLLECTOR_FOREIGN_SPANS_TOTAL)
         self.throttled = book.counter(metrics.COLLECTOR_THROTTLED_TOTAL)
+        self.unavailable = book.counter(metrics.COLLECTOR_UNAVAILABLE_TOTAL)
+        self.unread_calls = book.counter(metrics.COLLECTOR_UNREAD_CALLS_TOTAL)
+        self.reused_run_ids = book.counter(metrics.COLLECTOR_REUSED_RUN_IDS_TOTAL)
+        self.wal_replayed = book.counter(metrics.COLLECTOR_WAL_REPLAYED_TOTAL)
+        self.wal_damaged_bytes = book.counter(metrics.COLLECTOR_WAL_DAMAGED_BYTES_TOTAL)
         self.missing_ranks = book.counter(metrics.COLLECTOR_MISSING_RANKS_TOTAL)
         self.sink_queue_steps = book.gauge(metrics.COLLECTOR_SINK_QUEUE_STEPS)
         self.verdict_latency = book.histogram(metrics.COLLECTOR_VERDICT_LATENCY_SECONDS)
@@ -29,6 +34,13 @@ class SelfMetrics:
         self._stored_rows = book.counter(metrics.COLLECTOR_STORED_ROWS_TOTAL)
         self._lost_rows = book.counter(metrics.COLLECTOR_LOST_ROWS_TOTAL)
         self._sink_errors = book.counter(metrics.COLLECTOR_SINK_ERRORS_TOTAL)
+        self._refused = book.counter(metrics.COLLECTOR_REFUSED_TOTAL)
+        self._query_failures = book.counter(metrics.COLLECTOR_QUERY_FAILURES_TOTAL)
+        # A rate needs a first sample, and the reasons are a closed set.
+        for refusal in RefuseReason:
+            self._refused.add(0, (refusal.value,))
+        for failure in QueryFailure:
+            self._query_failures.add(0, (failure.value,))
 
     def step_closed(self, joined: JoinedStep) -> None:
         """A step left the window."""
@@ -42,6 +54,14 @@ class SelfMetrics:
     def rows_lost(self, table: str, num_rows: int) -> None:
         """Rows were given up."""
         self._lost_rows.add(num_rows, (table,))
+
+    def refused(self, reason: RefuseReason) -> None:
+        """A request or connection was turned away."""
+        self._refused.add(labels=(reason.value,))
+
+    def query_failed(self, reason: QueryFailure) -> None:
+        """A query was not answered."""
+        self._query_failures.add(labels=(reason.value,))
 
     def sink_failed(self, sink: str) -> None:
         """A write failed."""
@@ -70,9 +90,23 @@ class LedgerMetrics:
             _counter(metrics.COLLECTOR_LATE_TOTAL, ledger.late),
             _counter(metrics.COLLECTOR_DUPLICATE_TOTAL, ledger.duplicate),
             rejected,
-            GaugeMetricFamily(
-                metrics.COLLECTOR_PENDING.name, metrics.COLLECTOR_PENDING.help, value=ledger.pending
-            ),
+            _gauge(metrics.COLLECTOR_PENDING, ledger.pending),
+            _gauge(metrics.COLLECTOR_WAL_BACKLOG_REQUESTS, ledger.backlog_requests),
+        ]
+
+
+class WalMetrics:
+    """Size and syncs of the write-ahead log, read at each scrape."""
+
+    def __init__(self, *, num_bytes: Callable[[], int], num_syncs: Callable[[], int]) -> None:
+        self._num_bytes = num_bytes
+        self._num_syncs = num_syncs
+
+    def collect(self) -> Sequence[Metric]:
+        """See prometheus_client's Collector."""
+        return [
+            _gauge(metrics.COLLECTOR_WAL_BYTES, self._num_bytes()),
+            _counter(metrics.COLLECTOR_WAL_SYNCS_TOTAL, self._num_syncs()),
         ]
 
 
@@ -82,6 +116,10 @@ def make_registry(book: SeriesBook, snapshot: Callable[[], LedgerSnapshot]) -> C
     registry.register(LedgerMetrics(snapshot))
     registry.register(book)
     return registry
+
+
+def _gauge(spec: MetricSpec, value: int) -> Metric:
+    return GaugeMetricFamily(spec.name, spec.help, value=value)
 
 
 def _counter(spec: MetricSpec, value: int) -> Metric:

@@ -20,9 +20,17 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from moetrace_collectors.model import ExpertCounts, IntArray, PhaseColumns, RankStep, TrafficRow
+from moetrace_collectors.model import (
+    CoactivationColumns,
+    ExpertCounts,
+    IntArray,
+    PhaseColumns,
+    RankStep,
+    TrafficRow,
+    ViolationCount,
+)
 from moetrace_schemas import SCHEMA_VERSION, attributes, identity, spans
-from moetrace_schemas.columns import EXPERTS, PHASES, TRAFFIC, RowFlag, pack
+from moetrace_schemas.columns import COACTIVATION, EXPERTS, PHASES, TRAFFIC, VIOLATIONS, RowFlag, pack
 from moetrace_schemas.enums import COUNT_KIND_CODE, PHASE_CODE, CountKind, ForwardMode, Phase
 
 LOCAL_WORK_NS: dict[Phase, int] = {
@@ -197,6 +205,23 @@ def _ints(column: IntArray) -> list[int]:
     return [int(value) for value in column]
 
 
+def violations_block(violations: Sequence[ViolationCount]) -> bytes:
+    """Packed violations."""
+    return pack(
+        VIOLATIONS,
+        [
+            [entry.layer for entry in violations],
+            [entry.violation for entry in violations],
+            [entry.count for entry in violations],
+        ],
+    )
+
+
+def coactivation_block(pairs: CoactivationColumns) -> bytes:
+    """Packed pairs of experts."""
+    return pack(COACTIVATION, [getattr(pairs, column.name).tolist() for column in COACTIVATION.columns])
+
+
 def span(rank_step: RankStep) -> Span:
     """The OTLP span a rank sends for its step."""
     trace = identity.trace_id(rank_step.run_id, rank_step.step)
@@ -216,6 +241,7 @@ def span(rank_step: RankStep) -> Span:
         attributes.CLOCK: rank_step.clock,
         attributes.DURATION_NS: rank_step.duration_ns,
         **({attributes.TRACER_NS: rank_step.tracer_ns} if rank_step.tracer_ns >= 0 else {}),
+        **({attributes.ANCHOR_ERROR_NS: rank_step.anchor_error_ns} if rank_step.anchor_error_ns >= 0 else {}),
         attributes.COLUMNS_PHASES: phases_block(rank_step.phases),
     }
     optional: dict[str, str | bool | int | bytes] = {
@@ -225,6 +251,14 @@ def span(rank_step: RankStep) -> Span:
         attributes.PLACEMENT_VERSION: rank_step.placement_version,
         attributes.COLUMNS_EXPERTS: experts_block(rank_step.experts) if rank_step.experts else b"",
         attributes.COLUMNS_TRAFFIC: traffic_block(rank_step.traffic) if rank_step.traffic else b"",
+        attributes.COLUMNS_VIOLATIONS: violations_block(rank_step.violations)
+        if rank_step.violations
+        else b"",
+        attributes.COLUMNS_COACTIVATION: (
+            b"" if rank_step.coactivation is None else coactivation_block(rank_step.coactivation)
+        ),
+        attributes.COVERAGE_EXPECTED_SITES: rank_step.expected_sites,
+        attributes.COVERAGE_SEEN_SITES: rank_step.seen_sites,
     }
     values.update({name: value for name, value in optional.items() if value})
     return Span(

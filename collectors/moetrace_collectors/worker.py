@@ -3,6 +3,9 @@
 Time in the join window is arrival time: a step is timed out against the arrival that is being handled,
 never against a clock that runs on while a backlog waits, so ranks whose data sits in the queue are not
 reported missing.
+
+With a write-ahead log the worker also says what need not be kept: once all sinks have written what they
+were given, everything but the open steps and what still waits is stored.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ from moetrace_collectors.errors import SinkError
 from moetrace_collectors.events import CollectorEvent, EventKind, Rejection
 from moetrace_collectors.intake import Arrival, Intake
 from moetrace_collectors.joiner import Duplicate, Joiner, Late, Outcome, WorldSizeMismatch
-from moetrace_collectors.model import JoinedStep, LayerLoad, StepVerdict
+from moetrace_collectors.ledger.epochs import Epochs
+from moetrace_collectors.model import JoinedStep, LayerLoad, PlacementReport, RankStep, StepVerdict
+from moetrace_collectors.receipts import group_violations
 from moetrace_collectors.self_metrics import SelfMetrics
 from moetrace_collectors.sinks.base import RetryPolicy, Sink, StepResult, flush_with_retry
 from moetrace_schemas.enums import Cause, ClosedBy, Evidence, RejectReason
@@ -51,6 +56,18 @@ class Clocks:
     sleep: Callable[[float], None]
 
 
+class StoredLog(Protocol):
+    """The write-ahead log, as the worker sees it."""
+
+    def mark_stored(
+        self, closed: bytes | None, *, before_segment: int, everything: Callable[[], bytes]
+    ) -> None:
+        """Note closed steps that are stored, and let go of the segments before one."""
+
+    def finish(self, everything: bytes) -> None:
+        """All is stored: keep only the closed steps."""
+
+
 class Worker:
     """Runs until the intake is closed and empty."""
 
@@ -68,6 +85,9 @@ class Worker:
         retry: RetryPolicy,
         shutdown_timeout_s: float,
         on_runs: Callable[[Sequence[str]], None],
+        log: StoredLog | None = None,
+        placements: Callable[[PlacementReport], None] | None = None,
+        epochs: Epochs | None = None,
     ) -> None:
         """Take the stages.
 
@@ -83,7 +103,13 @@ class Worker:
             retry: delays between attempts of a failed write.
             shutdown_timeout_s: how long the last writes are retried after `stop`.
             on_runs: told the run ids seen so far, the newest last, whenever there is a new one.
+            log: told what is stored; None without a write-ahead log.
+            placements: told of each placement, before the steps that came with it are joined.
+            epochs: numbers counts by logical experts; None leaves them as they came.
         """
+        self._log = log
+        self._segment = 0
+        self._is_log_behind = False
         self._intake = intake
         self._joiner = joiner
         self._judge = judge
@@ -95,9 +121,13 @@ class Worker:
         self._retry = retry
         self._shutdown_timeout_s = shutdown_timeout_s
         self._on_runs = on_runs
+        self._placements = placements
+        self._epochs = epochs
         self._runs: OrderedDict[str, None] = OrderedDict()
         self._runs_changed = False
         self._runs_noted_ns: int | None = None
+        self.wait_between_attempts: Callable[[float], bool] = self._wait
+        """Sleeps between attempts of a write, False to give up; tests let time pass here."""
         self._stopping = threading.Event()
         self._deadline_ns = 0
         self._thread = threading.Thread(target=self.run, name="moetrace-worker", daemon=True)
@@ -110,6 +140,11 @@ class Worker:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
+    @property
+    def is_log_behind(self) -> bool:
+        """Whether it ended with something left in the log for the next start."""
+        return self._is_log_behind
+
     def stop(self) -> None:
         """Take what is queued, close every open step, write everything; returns when done or out of time."""
         self._deadline_ns = self._clocks.monotonic_ns() + int(self._shutdown_timeout_s * NS_PER_S)
@@ -121,20 +156,29 @@ class Worker:
 
     def run(self) -> None:
         """The thread's body."""
-        self._event(EventKind.STARTED)
-        while self._turn():
-            pass
+        self.note(EventKind.STARTED)
+        while self.turn():
+            if self._log is not None and self._is_out_of_time():
+                # What is in the log is safe there; in memory it would grow.
+                self._is_log_behind = True
+                return
         for joined in self._joiner.flush():
             self._closed(joined)
         self._intake.settle(0, self._joiner.counts)
-        self._event(EventKind.STOPPED)
+        self.note(EventKind.STOPPED)
         for sink in self._sinks:
-            if not self._flush(sink):
+            if self._flush(sink):
+                continue
+            if self._log is not None:
+                self._is_log_behind = True
+            else:
                 sink.abandon()
+        if self._log is not None and not self._is_log_behind:
+            self._log.finish(self._joiner.all_closed())
 
-    def _turn(self) -> bool:
-        """One arrival, or one tick; False when there will be none any more."""
-        arrival = self._intake.take(timeout_s=POLL_S)
+    def turn(self, *, timeout_s: float = POLL_S) -> bool:
+        """One arrival, or one tick where none comes in time; False when there will be none any more."""
+        arrival = self._intake.take(timeout_s=timeout_s)
         if arrival is None and self._stopping.is_set():
             return False
         try:
@@ -151,7 +195,22 @@ class Worker:
             if sink.is_due(now_ns):
                 self._flush(sink)
         self._metrics.sink_queue_steps.set(sum(sink.num_waiting_steps for sink in self._sinks))
+        if self._log is not None:
+            self._mark_stored(self._log)
         return True
+
+    def _mark_stored(self, log: StoredLog) -> None:
+        if any(sink.has_unwritten for sink in self._sinks):
+            return
+        oldest = self._joiner.oldest_mark
+        log.mark_stored(
+            self._joiner.take_closed(),
+            before_segment=self._segment if oldest is None else oldest,
+            everything=self._joiner.all_closed,
+        )
+
+    def _is_out_of_time(self) -> bool:
+        return self._stopping.is_set() and self._clocks.monotonic_ns() >= self._deadline_ns
 
     def _tick(self, now_ns: int) -> None:
         closed = self._joiner.tick(now_ns=now_ns)
@@ -161,16 +220,25 @@ class Worker:
             self._closed(joined)
 
     def _take(self, arrival: Arrival) -> None:
-        self._tick(arrival.arrived_ns)
+        if arrival.rank_steps or arrival.placements:
+            # Rejections alone may overtake rank steps that wait in the log; time must not.
+            self._tick(arrival.arrived_ns)
+        for report in arrival.placements:
+            if self._epochs is not None:
+                self._epochs.learn(report)
+            if self._placements is not None:
+                self._placements(report)
         outcomes: list[Outcome] = []
+        self._segment = max(self._segment, arrival.segment)
         for rank_step in arrival.rank_steps:
-            self._remember(rank_step.run_id)
-            outcomes.extend(self._joiner.add(rank_step, now_ns=arrival.arrived_ns))
+            outcomes.extend(self._joiner.add(rank_step, now_ns=arrival.arrived_ns, mark=self._segment))
         self._intake.settle(len(arrival.rank_steps), self._joiner.counts)
         for rejection in arrival.rejections:
             self._rejected(rejection)
         for outcome in outcomes:
-            self._settle_outcome(outcome)
+            # The store has what is replayed and was stored; a row for each would only fill it.
+            if not (arrival.is_replay and isinstance(outcome, Duplicate)):
+                self._settle_outcome(outcome)
 
     def _settle_outcome(self, outcome: Outcome) -> None:
         if isinstance(outcome, JoinedStep):
@@ -179,6 +247,7 @@ class Worker:
         rank_step = outcome.rank_step
         run_id, step, rank = rank_step.run_id, rank_step.step, rank_step.rank
         if isinstance(outcome, Late):
+            self._remember(rank_step)
             for sink in self._sinks:
                 sink.take_late(rank_step)
             self._event(EventKind.LATE, "step_closed", run_id, step, rank)
@@ -197,13 +266,17 @@ class Worker:
             )
 
     def _closed(self, joined: JoinedStep) -> None:
+        self._remember(joined.rank_steps[0])
         try:
+            if self._epochs is not None:
+                joined = self._epochs.logical(joined)
             verdict = self._judge.judge(joined)
             loads = self._layer_loads(joined)
+            violations = group_violations(joined)
         except Exception as error:
             # Also a per-message boundary: without a verdict the step's rows are still worth keeping.
             logger.exception("no verdict for run %s, step %d", joined.run_id, joined.step)
-            verdict, loads = _no_verdict(joined, error), ()
+            verdict, loads, violations = _no_verdict(joined, error), (), ()
         self._metrics.step_closed(joined)
         if joined.closed_by is ClosedBy.COMPLETE:
             waited_ns = self._clocks.monotonic_ns() - joined.last_arrival_monotonic_ns
@@ -212,9 +285,11 @@ class Worker:
             listed = ", ".join(map(str, joined.missing_ranks[:MAX_LISTED_RANKS]))
             more = len(joined.missing_ranks) - MAX_LISTED_RANKS
             detail = f"missing ranks: {listed}{f' and {more} more' if more > 0 else ''}"
+            if not joined.missing_ranks:
+                detail = "no rank is missing; the run's steps before had more microbatches"
             self._event(EventKind.PARTIAL, joined.closed_by.value, joined.run_id, joined.step, None, detail)
         for sink in self._sinks:
-            sink.take_step(StepResult(joined=joined, verdict=verdict, loads=loads))
+            sink.take_step(StepResult(joined=joined, verdict=verdict, loads=loads, violations=violations))
 
     def _rejected(self, rejection: Rejection) -> None:
         now_ms = self._clocks.unix_ns() // NS_PER_MS
@@ -231,6 +306,10 @@ class Worker:
             rejection.rank,
             rejection.detail,
         )
+
+    def note(self, kind: EventKind, *, reason: str = "", detail: str = "") -> None:
+        """File something about the collector as a whole; before `start`, or in the worker's thread."""
+        self._event(kind, reason, detail=detail)
 
     def _event(
         self,
@@ -253,9 +332,20 @@ class Worker:
         for sink in self._sinks:
             sink.take_event(event)
 
-    def _remember(self, run_id: str) -> None:
+    def _remember(self, rank_step: RankStep) -> None:
+        run_id = rank_step.run_id
         if run_id in self._runs:
             return
+        if rank_step.sent_run_id:
+            self._metrics.reused_run_ids.add()
+            detail = (
+                f"run id {rank_step.sent_run_id} is used again (rank {rank_step.rank} executed step "
+                f"{rank_step.step} again): stored as {run_id}; give each run an id of its own"
+            )
+            logger.warning("%s", detail)
+            self._event(
+                EventKind.RUN_ID_REUSED, "executed_again", run_id, rank_step.step, rank_step.rank, detail
+            )
         self._runs[run_id] = None
         self._runs_changed = True
         while len(self._runs) > MAX_REMEMBERED_RUNS:
@@ -274,7 +364,9 @@ class Worker:
             logger.warning("cannot note the runs: %s", error)
 
     def _flush(self, sink: Sink) -> bool:
-        return flush_with_retry(sink, policy=self._retry, on_error=self._sink_failed, wait=self._wait)
+        return flush_with_retry(
+            sink, policy=self._retry, on_error=self._sink_failed, wait=self.wait_between_attempts
+        )
 
     def _sink_failed(self, sink: Sink, error: SinkError) -> None:
         self._metrics.sink_failed(sink.name)

@@ -111,6 +111,15 @@ def _load(config: Config) -> tuple[Alert, ...]:
             "{{ $labels.reason }}.",
             dashboard="expert_load",
         ),
+        Alert(
+            name="MoeRoutingContradicted",
+            expr=rules.ROUTING_CONTRADICTED,
+            hold="5m",
+            severity=CRITICAL,
+            summary="Routing contradicts itself ({{ $labels.reason }}) in run {{ $labels.run_id }}",
+            description='{{ $value | printf "%.0f" }} cases in the checked steps of 10 minutes.',
+            dashboard="expert_load",
+        ),
     )
 
 
@@ -287,6 +296,15 @@ def _own(config: Config) -> tuple[Alert, ...]:
             severity=WARNING,
             summary=f"Wrapped call sites at {at} no longer fire",
             description="Only {{ $value | humanizePercentage }} of them fired in the last sampled steps.",
+            dashboard="collector_health",
+        ),
+        Alert(
+            name="MoeRankCoverageLost",
+            expr=rules.rank_coverage_lost(config),
+            hold="10m",
+            severity=WARNING,
+            summary="Wrapped call sites of rank {{ $labels.rank }} in run {{ $labels.run_id }} do not fire",
+            description="Only {{ $value | humanizePercentage }} of them fired in its last recorded steps.",
             dashboard="collector_health",
         ),
         Alert(

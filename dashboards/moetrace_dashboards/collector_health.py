@@ -151,6 +151,14 @@ def _tracer(config: Config) -> tuple[AnyPanel, ...]:
             sql.RECENT_EVENTS,
         ),
         lines(
+            "Coverage by rank",
+            "As each rank says with its steps: wrapped call sites that fired over those that should have.",
+            "percentunit",
+            [promql.RANK_COVERAGE],
+            width=24,
+            limit=config.coverage_ratio,
+        ),
+        lines(
             "Tracer: cost on the models' threads",
             "Estimated host time of the tracer over the duration of the recorded steps: intervals x the "
             "calibrated cost of one, and the measured time of counting routes. Steps that are not sampled "

@@ -90,6 +90,13 @@ def build(config: Config) -> Dashboard:
             [promql.EXCLUDED_PAIRS],
             width=8,
         ),
+        lines(
+            "Routing that contradicts itself, by reason",
+            "Per second, in the steps whose routing was checked; above 0 is a fault of code or weights.",
+            "cps",
+            [promql.ROUTING_VIOLATIONS],
+            width=24,
+        ),
     )
     return assemble(
         "expert_load",

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from moetrace_dashboards import grafana_alerts
@@ -21,6 +24,8 @@ from moetrace_dashboards.config import CLICKHOUSE_TYPE, FOLDER_TITLE, FOLDER_UID
 from moetrace_dashboards.grafana_api import TIMEOUT_S, GrafanaApi, PushError
 from moetrace_dashboards.queries.sql import PLACEMENT_EPOCHS
 
+TOKEN, TOKEN_FILE, CA_FILE = "MOETRACE_TOKEN", "MOETRACE_TOKEN_FILE", "MOETRACE_CA_FILE"
+"""How every command finds what to show to a collector; never on the command line."""
 ANNOTATION_TAGS = ["moetrace", "placement"]
 _SET_BY_GRAFANA = ("id", "version")
 
@@ -203,17 +208,39 @@ def _annotations(api: GrafanaApi, collector_url: str) -> list[Change]:
 
 
 def _placement_epochs(collector_url: str) -> list[dict[str, Any]]:
+    headers = {"Content-Type": "text/plain; charset=utf-8"}
     request = urllib.request.Request(
         f"{collector_url.rstrip('/')}/?default_format=JSONEachRow&database=moetrace",
         data=PLACEMENT_EPOCHS.encode(),
-        headers={"Content-Type": "text/plain; charset=utf-8"},
+        headers=headers,
     )
+    if token := _collector_token():
+        # Not a plain header: it would follow a redirect to another host.
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        context = ssl.create_default_context(cafile=os.environ.get(CA_FILE) or None)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as answer:
             return [json.loads(line) for line in answer.read().decode().splitlines()]
+    except urllib.error.HTTPError as error:
+        said = error.read().decode(errors="replace").strip().splitlines()
+        raise PushError(
+            f"the collector at {collector_url} answers {error.code} "
+            f"({said[0][:200] if said else error.reason}): "
+            f"set {TOKEN} or {TOKEN_FILE} to a token with scope read"
+        ) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise PushError(f"no collector answers at {collector_url} ({reason}): check --collector") from error
+
+
+def _collector_token() -> str:
+    path = os.environ.get(TOKEN_FILE, "")
+    if token := os.environ.get(TOKEN, "").strip():
+        return token
+    try:
+        return Path(path).read_text(encoding="ascii").strip() if path else ""
+    except (OSError, ValueError) as error:
+        raise PushError(f"{TOKEN_FILE} = {path}: a file with one token expected") from error
 
 
 def _without(dashboard: dict[str, Any]) -> dict[str, Any]:

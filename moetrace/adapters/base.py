@@ -52,9 +52,28 @@ class RouteCounter(Protocol):
         """Rows of one expert, where the host knows them anyway."""
         ...
 
+    def add_executed(self, index: int, expert_ids: Any) -> None:
+        """Ids [.., K] that the experts are called with, where the router's own were counted at `index`."""
+        ...
+
+    def check_weights(self, index: int, weights: Any) -> None:
+        """Weights [.., K] that go with the ids of a router call."""
+        ...
+
 
 Count = Callable[[RouteCounter, int, tuple[Any, ...], dict[str, Any], Any], None]
 """(counter, row index, positional arguments, keyword arguments, result) of one call."""
+
+
+def traceable(count: Any) -> Any:
+    """Mark a count function that torch.compile can follow: its counts then become part of the graph."""
+    count.moetrace_traceable = True
+    return count
+
+
+def is_traceable(count: Count) -> bool:
+    """Whether a count function was marked so."""
+    return bool(getattr(count, "moetrace_traceable", False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +140,17 @@ class LayerMatch:
     fused: tuple[Phase, ...] = ()
     """Phases that will be reported together as `fused` or inside another one."""
     counted: bool = True
+    weight_sums: tuple[float, ...] = ()
+    """What the routing weights of a token add up to, where the model says so; one of several."""
+    slots: int = 0
+    """Most experts that a router which shows a mask gives a token; 0 where that is not known."""
+    sentinels: bool = False
+    """Ids that are no expert stand for "none", and are no fault of the router."""
+    exact_rows: bool = True
+    """Rows sent are one per pair, to the rank of its expert; False for rows padded to a capacity, and for
+    one copy per rank."""
+    executed: bool = False
+    """The experts show what they are called with, apart from what the router chose."""
     parallel: ExpertParallel | None = None
     notes: tuple[str, ...] = ()
 

@@ -138,6 +138,7 @@ def _layer(path: str, module: Any, layer: int) -> LayerMatch:
         num_local_experts=int(module.num_local_experts),
         targets=tuple(targets),
         phases=tuple(known for known in Phase if known in phases),
+        exact_rows=auto,
         parallel=parallel,
         notes=tuple(notes),
     )

@@ -71,6 +71,7 @@ def _layer(path: str, module: Any, layer: int) -> LayerMatch:
         num_local_experts=num_local,
         targets=tuple(targets),
         phases=tuple(known for known in Phase if known in phases),
+        exact_rows=False,
         parallel=parallel,
         notes=tuple(notes),
     )

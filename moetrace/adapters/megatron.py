@@ -138,6 +138,8 @@ def _layer(path: str, module: Any, layer: int) -> LayerMatch:
         num_local_experts=int(module.num_local_experts),
         targets=tuple(targets),
         phases=tuple(known for known in Phase if known in phases),
+        slots=top_k,
+        exact_rows=not getattr(module.config, "moe_pad_expert_input_to_capacity", False),
         parallel=parallel,
         notes=tuple(notes),
     )

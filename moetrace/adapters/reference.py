@@ -21,11 +21,13 @@ from moetrace.adapters.base import (
     ExpertParallel,
     LayerMatch,
     ModelMatch,
+    RouteCounter,
     Target,
     layer_number,
 )
+from moetrace.adapters.targets import count
 from moetrace.record.sites import Role
-from moetrace_schemas.enums import Phase
+from moetrace_schemas.enums import CountKind, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +207,7 @@ def _layer(path: str, module: Any, taken: list[int]) -> LayerMatch:
                 read_dispatch=_read_dispatch if phase is Phase.DISPATCH else None,
             )
         )
+    targets.append(count(module, "compute", layer, f"{here}compute", _count_executed, CountKind.EXECUTED))
     parallel = None
     if module.ep_size > 1:
         group = module.group or dist.group.WORLD
@@ -219,8 +222,17 @@ def _layer(path: str, module: Any, taken: list[int]) -> LayerMatch:
         num_local_experts=module.num_local_experts,
         targets=tuple(targets),
         phases=(Phase.OUTSIDE, *(phase for _, phase in _METHODS)),
+        weight_sums=(1.0,),
         parallel=parallel,
     )
+
+
+def _count_executed(
+    counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> None:
+    # compute(dispatched)
+    dispatched = args[0] if args else kwargs["dispatched"]
+    counter.add(index, dispatched.local_ids_R.unsqueeze(1))
 
 
 def _read_dispatch(result: Dispatched) -> DispatchResult:

@@ -111,6 +111,8 @@ def _layer(path: str, experts: Any, around: Any, layer: int) -> LayerMatch:
         targets=tuple(targets),
         phases=tuple(known for known in Phase if known in phases),
         counted=top_k is not None,
+        sentinels=True,
+        exact_rows=False,
         parallel=parallel,
         notes=tuple(notes),
     )

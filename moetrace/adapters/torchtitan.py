@@ -22,6 +22,7 @@ from moetrace.adapters.base import (
     layer_numbers,
 )
 from moetrace.adapters.groups import expert_parallel
+from moetrace.adapters.routes import weight_sums
 from moetrace.adapters.targets import count, exchange, experts_call, layer_forward, phase
 from moetrace.record.sites import Role
 from moetrace_schemas.enums import CountKind, Phase
@@ -98,6 +99,7 @@ def _layer(path: str, module: Any, layer: int) -> LayerMatch:
         targets=tuple(targets),
         phases=tuple(known for known in Phase if known in phases),
         fused=fused,
+        weight_sums=weight_sums(module.router),
         parallel=parallel,
         notes=tuple(notes),
     )
@@ -145,7 +147,11 @@ def _count_ids(
 ) -> None:
     # dispatch(rows [T, D], scores [T, K], ids [T, K], rows per expert [E])
     given = (*args, *kwargs.values())
-    counter.add(index, next(t for t in given if t.dim() == 2 and not t.dtype.is_floating_point))
+    ids = next(t for t in given if t.dim() == 2 and not t.dtype.is_floating_point)
+    counter.add(index, ids)
+    for weights in given:
+        if weights.dtype.is_floating_point and weights.shape == ids.shape:
+            counter.check_weights(index, weights)
 
 
 def _count_received(

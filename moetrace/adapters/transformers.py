@@ -26,7 +26,7 @@ from moetrace.adapters.base import (
     Target,
     layer_numbers,
 )
-from moetrace.adapters.routes import RouteReader, experts_of, is_container, top_k_of
+from moetrace.adapters.routes import RouteReader, experts_of, is_container, top_k_of, weight_sums
 from moetrace.adapters.targets import count, exchange, experts_call, function, layer_forward, phase
 from moetrace.record.sites import Role
 from moetrace_schemas.enums import Phase
@@ -155,6 +155,8 @@ def _layer(
         targets=tuple(targets if every_step else (replace(target, per_step=False) for target in targets)),
         phases=tuple(phases),
         fused=fused,
+        weight_sums=weight_sums(router, block, getattr(experts, "config", None)),
+        executed=implementation is None and _takes_ids(experts),
         parallel=parallel,
         notes=tuple(notes),
     )

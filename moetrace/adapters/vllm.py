@@ -17,6 +17,7 @@ from moetrace.adapters.base import (
     Target,
     layer_numbers,
 )
+from moetrace.adapters.routes import weight_sums
 from moetrace.adapters.targets import count, experts_call, phase
 from moetrace.record.sites import Role
 from moetrace_schemas.enums import Phase
@@ -91,6 +92,9 @@ def _layer(path: str, runner: Any, layer: int) -> LayerMatch:
         phases=tuple(known for known in Phase if known in phases),
         fused=fused,
         counted=not whole,
+        weight_sums=weight_sums(runner.router),
+        sentinels=True,
+        exact_rows=False,
         parallel=parallel,
         notes=tuple(notes),
     )
@@ -143,3 +147,4 @@ def _count_ids(
 ) -> None:
     # select_experts(..) -> (weights, ids)
     counter.add(index, result[1])
+    counter.check_weights(index, result[0])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from moetrace.record.placement import PlacementRecord
 from moetrace.record.types import StepRecord
 
 
@@ -18,4 +19,13 @@ class Emitter(Protocol):
 
     def close(self, deadline_monotonic_s: float) -> bool:
         """Deliver what is queued until the deadline (time.monotonic seconds); True when nothing was lost."""
+        ...
+
+
+@runtime_checkable
+class PlacementEmitter(Protocol):
+    """An emitter that also takes placements; called by the drain thread, before the first step under one."""
+
+    def emit_placement(self, record: PlacementRecord) -> None:
+        """Take one placement. Must not wait for anything remote, and keeps it until it is delivered."""
         ...

@@ -7,23 +7,31 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Protocol
 
+from moetrace.emit.base import PlacementEmitter
 from moetrace.guard import Guard
 from moetrace.record.assembler import Assembler
 from moetrace.record.build import build_record
 from moetrace.record.sites import SiteTable
+from moetrace.record.types import StepRecord
 from moetrace.self_metrics import SelfMetrics
-from moetrace_schemas.enums import DropReason
+from moetrace_schemas.enums import DropReason, SkipReason
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from moetrace.emit.base import Emitter
     from moetrace.record.buffer import BufferPool, StepBuffer
+    from moetrace.record.placement import PlacementRecord
 
 POLL_S = 0.002
 """How often unfinished device events are asked."""
 RESOLVE_TIMEOUT_S = 30.0
 """Device events that have not completed by then are given up; a step is rarely longer."""
+MAX_PLACEMENTS = 256
+"""Placements between two sampled steps; the oldest gives way."""
 
 
 class Owner(Protocol):
@@ -42,14 +50,23 @@ class Owner(Protocol):
 class Drain:
     """Owns the drain thread and the emitters."""
 
-    def __init__(self, owner: Owner, emitters: list[Emitter]) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        emitters: list[Emitter],
+        on_record: Callable[[StepRecord], None] | None = None,
+    ) -> None:
+        """`on_record` looks at each record before it is emitted; a failure of it is counted and no more."""
         self._owner = owner
+        self._on_record = on_record
         self.emitters = emitters
         self._assembler = Assembler(owner.sites)
         self._pool: BufferPool | None = None
         self._thread: threading.Thread | None = None
         self._deadline = float("inf")
         self._lock = threading.Lock()
+        self.placements: deque[PlacementRecord] = deque(maxlen=MAX_PLACEMENTS)
+        """Announced on the model's thread, which takes no lock for it; emitted before the next step."""
         self._in_hand = False
         """Whether a step is being drained and nobody has counted it as lost yet."""
 
@@ -78,6 +95,7 @@ class Drain:
                 lost = max(0, self._pool.filled.qsize() - 1) + self._settle()
         if lost:
             self._owner.metrics.drop(DropReason.SHUTDOWN_DEADLINE, lost)
+        self._emit_placements()
         closed = [self._close(emitter, end) for emitter in self.emitters]
         return all(closed) and self._owner.metrics.dropped.total() == dropped
 
@@ -103,6 +121,7 @@ class Drain:
             buffer = pool.filled.get()
             if buffer is None:
                 return
+            self._emit_placements()
             with self._lock:
                 self._in_hand = True
             dropped: DropReason | None = None
@@ -117,6 +136,16 @@ class Drain:
                 self._owner.metrics.drop(dropped)
             self._owner.metrics.background_ns["drain"] = time.thread_time_ns()
 
+    def _emit_placements(self) -> None:
+        while True:
+            try:
+                placement = self.placements.popleft()
+            except IndexError:
+                return
+            for emitter in self.emitters:
+                if isinstance(emitter, PlacementEmitter):
+                    self._owner.guard.run(f"placement.{emitter.name}", emitter.emit_placement, placement)
+
     def _settle(self) -> bool:
         """Whether the step in hand is the caller's to count; it is counted once only."""
         with self._lock:
@@ -130,22 +159,43 @@ class Drain:
             # What is missing would show as time outside the layers: no record is better than a wrong one.
             metrics.dropped_intervals += buffer.overflow
             return DropReason.BUFFER_FULL
-        if buffer.start_mark < 0 or buffer.end_mark < 0 or not self._wait_until_ready(buffer):
+        track = buffer.track
+        if track.exhausted:
+            return DropReason.EVENT_POOL_EMPTY
+        if buffer.start_mark < 0 or buffer.end_mark < 0:
             return DropReason.EVENTS_UNRESOLVED
-        metrics.dropped_intervals += sum(start < 0 or end < 0 for _, start, end, _ in buffer.intervals())
-        record = build_record(
-            buffer, self._assembler, self._owner.clock_name, interval_cost_ns=metrics.interval_cost_ns
-        )
+        skipped: Counter[SkipReason] = Counter()
+        record: StepRecord | None = None
+        while record is None:
+            if not self._wait_until_ready(buffer):
+                return DropReason.EVENTS_UNRESOLVED
+            skipped.clear()
+            # Nothing, where a capture has begun meanwhile.
+            record = track.resolve(
+                lambda: build_record(
+                    buffer,
+                    self._assembler,
+                    self._owner.clock_name,
+                    skipped,
+                    interval_cost_ns=metrics.interval_cost_ns,
+                )
+            )
+        if track.stepped_aside:
+            skipped[SkipReason.ONE_QUEUE] += track.stepped_aside
+        metrics.skipped.update(skipped)
         metrics.model_thread_ns += max(0, record.tracer_ns)
+        metrics.dropped_intervals += sum(start < 0 or end < 0 for _, start, end, _ in buffer.intervals())
         sites = self._owner.sites.sites
         metrics.seen_sites = sum(sites[number].per_step for number in record.seen_sites)
+        if self._on_record is not None:
+            guard.run("on_record", self._on_record, record)
         taken = [guard.run(f"emit.{emitter.name}", emitter.emit, record) for emitter in self.emitters]
         return None if all(taken) else DropReason.EXPORT_FAILED
 
     def _wait_until_ready(self, buffer: StepBuffer) -> bool:
         give_up = time.monotonic() + RESOLVE_TIMEOUT_S
         counter = buffer.counter
-        while not (buffer.track.ready() and (counter is None or counter.ready())):
+        while not (buffer.track.ready() and (counter is None or buffer.track.resolve(counter.ready))):
             if time.monotonic() > min(give_up, self._deadline):
                 return False
             time.sleep(POLL_S)

@@ -80,4 +80,19 @@ def to_json(record: StepRecord, context: RankContext) -> dict[str, Any]:
             {"layer": r.layer, "phase": r.phase, "row_bytes": r.row_bytes, "rows": r.rows}
             for r in record.traffic
         ],
+        **_sampled(record),
     }
+
+
+def _sampled(record: StepRecord) -> dict[str, Any]:
+    """What only some steps have."""
+    result: dict[str, Any] = {}
+    if record.violations:
+        result["violations"] = [
+            {"layer": r.layer, "violation": r.violation, "count": r.count} for r in record.violations
+        ]
+    if record.coactivation:
+        result["coactivation"] = [
+            {"layer": r.layer, "span": r.span, "pairs": r.pairs} for r in record.coactivation
+        ]
+    return result

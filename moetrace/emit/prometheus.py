@@ -66,8 +66,10 @@ class _SelfCollector(Collector):
         yield _counter(catalogue.SELF_DROPPED_STEPS_TOTAL, dict(m.dropped))
         yield _counter(catalogue.SELF_EXPORTED_STEPS_TOTAL, dict(m.exported))
         yield _counter(catalogue.SELF_ERRORS_TOTAL, dict(self._guard.errors))
+        yield _counter(catalogue.SELF_SKIPPED_TOTAL, dict(m.skipped))
         yield _gauge(catalogue.SELF_EXPECTED_SITES, m.expected_sites)
         yield _gauge(catalogue.SELF_SEEN_SITES, m.seen_sites)
+        yield _counter(catalogue.SELF_ROUTING_VIOLATIONS_TOTAL, dict(m.violations))
         yield _gauge(catalogue.SELF_EXPORT_QUEUE_STEPS, m.queue_steps)
         yield CounterMetricFamily(
             catalogue.SELF_MODEL_THREAD_SECONDS_TOTAL.name,

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from moetrace.context import RankContext
+from moetrace.record.placement import PlacementRecord
 from moetrace.record.types import StepRecord
 from moetrace_schemas import SCHEMA_VERSION, attributes
-from moetrace_schemas.columns import EXPERTS, PHASES, TRAFFIC, pack
-from moetrace_schemas.enums import COUNT_KIND_CODE, DIRECTION_CODE, PHASE_CODE
+from moetrace_schemas.columns import COACTIVATION, EXPERTS, PHASES, PLACEMENT, TRAFFIC, VIOLATIONS, pack
+from moetrace_schemas.enums import (
+    COACTIVATION_SPAN_CODE,
+    COUNT_KIND_CODE,
+    DIRECTION_CODE,
+    PHASE_CODE,
+    ROUTING_VIOLATION_CODE,
+    PlacementEvent,
+)
+from moetrace_schemas.placement import PlacementMap, canonical_json
 
-AttributeValue = str | int | bool | bytes
+HIGHEST_COUNT = 2**32 - 1
+"""The wire's count of a violation is a uint32."""
+
+AttributeValue = str | int | float | bool | bytes
 
 
 def span_attributes(
@@ -38,10 +50,19 @@ def span_attributes(
     }
     if record.tracer_ns >= 0:
         values[attributes.TRACER_NS] = record.tracer_ns
+    if record.expected_sites:
+        values[attributes.COVERAGE_EXPECTED_SITES] = len(record.expected_sites)
+        values[attributes.COVERAGE_SEEN_SITES] = len(record.expected_sites & record.seen_sites)
+    if record.anchor_error_ns >= 0:
+        values[attributes.ANCHOR_ERROR_NS] = record.anchor_error_ns
     if record.experts:
         values[attributes.COLUMNS_EXPERTS] = _experts(record)
     if record.traffic:
         values[attributes.COLUMNS_TRAFFIC] = _traffic(record)
+    if record.violations:
+        values[attributes.COLUMNS_VIOLATIONS] = _violations(record)
+    if record.coactivation:
+        values[attributes.COLUMNS_COACTIVATION] = _coactivation(record)
     return values
 
 
@@ -89,4 +110,72 @@ def _traffic(record: StepRecord) -> bytes:
             [len(row.rows) for row in rows],
         ],
         [count for row in rows for count in row.rows],
+    )
+
+
+def placement_attributes(record: PlacementRecord, context: RankContext) -> dict[str, AttributeValue]:
+    """Every attribute of the `moe.placement` span of one placement; terms that are not told are left out."""
+    terms = record.terms
+    told: dict[str, AttributeValue | None] = {
+        attributes.SCHEMA_VERSION: SCHEMA_VERSION,
+        attributes.RUN_ID: context.run_id,
+        attributes.STEP_INDEX: record.step,
+        attributes.RANK: context.rank,
+        attributes.WORLD_SIZE: context.world_size,
+        attributes.PLACEMENT_VERSION: record.version,
+        attributes.PLACEMENT_EXPERTS: record.map.num_experts,
+        attributes.PLACEMENT_RANKS: record.map.num_ranks,
+        attributes.PLACEMENT_DIGEST: record.map.digest(),
+        attributes.COLUMNS_PLACEMENT: placement_block(record.map),
+        attributes.PLACEMENT_KIND: PlacementEvent.ANNOUNCED.value,
+        attributes.PLACEMENT_POLICY: terms.policy_version or None,
+        attributes.PLACEMENT_PROPOSER: terms.proposed_by or None,
+        attributes.PLACEMENT_WINDOW_FIRST: None if terms.window is None else terms.window[0],
+        attributes.PLACEMENT_WINDOW_LAST: None if terms.window is None else terms.window[1],
+        attributes.PLACEMENT_ACCEPT_SLOWDOWN: float(terms.max_slowdown),
+        attributes.PLACEMENT_ACCEPT_ERRORS: float(terms.max_error_rate),
+        attributes.PLACEMENT_ROLLBACK: terms.rollback_version,
+        attributes.PLACEMENT_COUNTS: terms.count_ids.value,
+        attributes.PLACEMENT_EXPERT_BYTES: terms.expert_bytes,
+        attributes.PLACEMENT_MEMORY_BYTES: terms.memory_bytes,
+        attributes.PLACEMENT_WEIGHTS: (
+            canonical_json(dict(terms.weight_digests)).decode() if terms.weight_digests else None
+        ),
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def placement_block(placement: PlacementMap) -> bytes:
+    """The packed mapping."""
+    rows = placement.physical_to_logical
+    return pack(
+        PLACEMENT,
+        [list(placement.layers), [len(row) for row in rows]],
+        [expert for row in rows for expert in row],
+    )
+
+
+def _violations(record: StepRecord) -> bytes:
+    rows = record.violations
+    return pack(
+        VIOLATIONS,
+        [
+            [row.layer for row in rows],
+            [ROUTING_VIOLATION_CODE[row.violation] for row in rows],
+            [min(row.count, HIGHEST_COUNT) for row in rows],
+        ],
+    )
+
+
+def _coactivation(record: StepRecord) -> bytes:
+    rows = [(row, pair) for row in record.coactivation for pair in row.pairs]
+    return pack(
+        COACTIVATION,
+        [
+            [row.layer for row, _ in rows],
+            [COACTIVATION_SPAN_CODE[row.span] for row, _ in rows],
+            [first for _, (first, _, _) in rows],
+            [second for _, (_, second, _) in rows],
+            [tokens for _, (_, _, tokens) in rows],
+        ],
     )

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from moetrace.adapters.base import is_traceable
 from moetrace.instrument.patches import mark_wrapper
+from moetrace.instrument.recorders import NOBODY, key_of
 from moetrace.instrument.wrap import RETIRED, Recorder, TorchState
 
 if TYPE_CHECKING:
@@ -27,6 +29,12 @@ class RecomputeCounter:
     def add(self, index: int, expert_ids: Any) -> None:
         """All pairs of one call."""
         self._counter.add_recompute(index, expert_ids)
+
+    def add_executed(self, index: int, expert_ids: Any) -> None:
+        """Those are the pairs of the router again."""
+
+    def check_weights(self, index: int, weights: Any) -> None:
+        """They were checked in the forward."""
 
     def add_mask(self, index: int, mask: Any, pairs: int) -> None:
         """All pairs of one call."""
@@ -54,11 +62,16 @@ def counted(
         source_side: pairs of activation recompute are noted apart; on the destination side they are left out.
     """
     state = TorchState()
+    key = key_of(recorder)
+    # What Dynamo cannot follow would break the graph: only functions that say so are traced.
+    traced_count = state.traced_count if is_traceable(count) and source_side else None
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if state.compiling():
-            return function(*args, **kwargs)
+            if traced_count is None:
+                return function(*args, **kwargs)
+            return traced_count(function, key, count, index, args, kwargs)
         buffer = recorder.buffer
         # A model that is instrumented inside a step is counted from the next one on.
         if buffer is None or buffer.counter is None or not buffer.counter.counts(index):
@@ -74,7 +87,7 @@ def counted(
         return result
 
     def retire() -> None:
-        nonlocal recorder
-        recorder = RETIRED
+        nonlocal recorder, key
+        recorder, key = RETIRED, NOBODY
 
     return mark_wrapper(wrapper, function, retire)

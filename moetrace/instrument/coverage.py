@@ -25,14 +25,33 @@ class LayerCoverage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SilentSite:
+    """A wrapped call site that has not fired in any recorded step."""
+
+    name: str
+    layer: int | None
+    code: str
+    """The reason as a word: captured, replaced, compiled, other_thread, wrong_object, other_path,
+    layer_not_run or not_called."""
+    reason: str
+    """The reason as a sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoverageReport:
-    """What `instrument` did to a model. False where no MoE layer was found."""
+    """What `instrument` did to a model, and what fired (`Tracer.coverage`). False without a layer."""
 
     layers: tuple[LayerCoverage, ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()
     """(module path or callable, why it was left alone)."""
     looked_for: tuple[str, ...] = ()
     """What each adapter looks for; shown when nothing was found."""
+    recorded_steps: int = 0
+    """Recorded steps behind the figures below; 0: none yet."""
+    expected_sites: int = 0
+    """Wrapped call sites that should fire in every step."""
+    silent: tuple[SilentSite, ...] = ()
+    """Those of them that have not fired in any recorded step, and why."""
 
     def __bool__(self) -> bool:
         return bool(self.layers)
@@ -58,4 +77,10 @@ class CoverageReport:
                 lines.append(f"  measured together as fused: {', '.join(fused)}")
             lines += [f"  {note}" for note in dict.fromkeys(n for x in self.layers for n in x.notes)]
         lines += [f"  skipped {what}: {why}" for what, why in self.skipped]
+        if self.recorded_steps:
+            fired = self.expected_sites - len(self.silent)
+            lines.append(
+                f"  {fired} of {self.expected_sites} call sites fired in {self.recorded_steps} recorded steps"
+            )
+        lines += [f"  silent {site.name}: {site.reason}" for site in self.silent]
         return "\n".join(lines)

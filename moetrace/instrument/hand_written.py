@@ -75,13 +75,14 @@ def _wrap_part(
     site = installer.tracer.sites.add(Site(role, phase, layer, f"wrap.{name}[{layer}]", alone=True))
 
     def make(current: Callable[..., Any]) -> Callable[..., Any]:
+        current = installer.with_range(current, installer.tracer.sites.sites[site])
         return timed(current, installer.tracer, site, observe=observe)
 
     if not is_module:
         installer.loose_sites.append(site)
         return make(function)
     installer.hand_written.replace(function, "forward", make)
-    installer.hand_written.sites.append(site)
+    installer.hand_written.sites[site] = (function, "forward")
     return function
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from moetrace.adapters import deepep
@@ -17,14 +18,15 @@ from moetrace.instrument.counted import counted
 from moetrace.instrument.coverage import CoverageReport, LayerCoverage
 from moetrace.instrument.patches import Patches, mark_of
 from moetrace.instrument.receive_hook import timed_receive
+from moetrace.instrument.silent_sites import ForwardCalls, PlacedSite
 from moetrace.instrument.steps import top_forward
 from moetrace.instrument.wrap import Observer, timed, timed_launch, timed_wait
 from moetrace.record.buffer import StepBuffer
+from moetrace.record.count_sites import CountSite
 from moetrace.record.sites import Role, Site
 from moetrace_schemas.enums import CountKind, Phase
 
 if TYPE_CHECKING:
-    from moetrace.instrument.routing import CountSite
     from moetrace.tracer import Tracer
 
 ADAPTERS = (
@@ -52,6 +54,7 @@ class Instrumented:
     model: Any
     patches: Patches
     report: CoverageReport
+    calls: ForwardCalls
 
 
 class Installer:
@@ -65,14 +68,28 @@ class Installer:
         self._shared = Patches()
         """Functions of frameworks: one wrapper serves all models."""
         self._shared_keys: set[tuple[int, str]] = set()
+        self._nvtx: Any = None
+        """Push and pop, or why there are none; None before anybody asked."""
         self.loose_sites: list[int] = []
         """Functions that `wrap` has returned wrapped: they stay so."""
 
-    def expected_sites(self) -> int:
-        """Wrapped callables that should fire in every step."""
+    def expected_sites(self) -> frozenset[int]:
+        """Numbers of the wrapped callables that should fire in every step."""
         placed = [self._shared, self.hand_written, *(entry.patches for entry in self.installed)]
         numbers = [*self.loose_sites, *(number for patches in placed for number in patches.sites)]
-        return sum(self.tracer.sites.sites[number].per_step for number in numbers)
+        return frozenset(number for number in numbers if self.tracer.sites.sites[number].per_step)
+
+    def placed_sites(self) -> dict[int, PlacedSite]:
+        """Where the wrapper of each site is, by its number."""
+        found = {
+            number: PlacedSite(owner, attribute)
+            for patches in (self._shared, self.hand_written)
+            for number, (owner, attribute) in patches.sites.items()
+        }
+        for entry in self.installed:
+            for number, (owner, attribute) in entry.patches.sites.items():
+                found[number] = PlacedSite(owner, attribute, entry.model, entry.calls)
+        return found
 
     def install(self, model: Any, *, strict: bool) -> CoverageReport:
         """Find MoE layers and wrap them; a model that is instrumented already is left as it is.
@@ -105,19 +122,33 @@ class Installer:
             if strict:
                 raise UnsupportedModelError(str(report))
             return report
-        patches = Patches()
+        patches, calls = Patches(), ForwardCalls()
         try:
-            report = self._wrap_all(patches, model, list(matches.values()), skipped)
+            report = self._wrap_all(patches, model, self._numbered_apart(matches.values()), skipped)
+            self._wrap_top(patches, model, calls)
         except BaseException:
             patches.restore()
             raise
-        self.installed.append(Instrumented(model, patches, report))
+        self.installed.append(Instrumented(model, patches, report, calls))
         return report
+
+    def _numbered_apart(self, matches: Iterable[LayerMatch]) -> list[LayerMatch]:
+        """Layers of one model, behind those of the models before it where they would share numbers.
+
+        A draft model beside the one that it drafts for would else add to the same layers.
+        """
+        found = list(matches)
+        taken = {layer.layer for entry in self.installed for layer in entry.report.layers}
+        if not any(match.layer in taken for match in found):
+            return found
+        first = max(taken) + 1
+        note = f"another instrumented model has the same layer numbers: these layers count from {first}"
+        return [_with_number(match, first + match.layer, note) for match in found]
 
     def _wrap_all(
         self, patches: Patches, model: Any, matches: list[LayerMatch], skipped: list[tuple[str, str]]
     ) -> CoverageReport:
-        from moetrace.instrument.routing import CountSite
+        from moetrace.instrument import compiled
 
         count_sites: list[CountSite] = list(self.tracer.count_sites)
         for match in matches:
@@ -125,8 +156,7 @@ class Installer:
             first = match.parallel.rank * match.num_local_experts if match.parallel is not None else 0
             for kind in _count_kinds(match):
                 rows[kind] = len(count_sites)
-                local = (first, match.num_local_experts) if kind is CountKind.RECEIVED else (0, 0)
-                count_sites.append(CountSite(match.layer, match.num_experts, kind, *local))
+                count_sites.append(_count_site(match, kind, first))
             for target in match.targets:
                 try:
                     self._wrap(patches, match, target, rows)
@@ -136,8 +166,13 @@ class Installer:
         if parallel is not None:
             self.tracer.set_expert_parallel(parallel.rank, parallel.size, parallel.group)
             self.hook_collectives()
-        self._wrap_top(patches, model)
         self.tracer.set_count_sites(count_sites, _device_of(model))
+        if isinstance(self._nvtx, str):
+            skipped.append(("nvtx ranges", self._nvtx))
+        if not compiled.AVAILABLE:
+            skipped.append(
+                ("compiled graphs", "this torch keeps no marks in them: nothing is recorded there")
+            )
         return CoverageReport(
             layers=tuple(_coverage(match) for match in matches), skipped=tuple(dict.fromkeys(skipped))
         )
@@ -155,7 +190,7 @@ class Installer:
             return
         observe: Observer | None = None
         if target.counts_routes and CountKind.ROUTED in rows:
-            observe = _route_observer(rows[CountKind.ROUTED], self.tracer.guard)
+            observe = _RouteObserver(rows[CountKind.ROUTED], self.tracer.guard)
         elif target.read_dispatch is not None:
             received = rows.get(CountKind.RECEIVED, -1)
             observe = _dispatch_observer(target.read_dispatch, match.layer, received, self.tracer.guard)
@@ -169,6 +204,7 @@ class Installer:
         site = tracer.sites.add(Site(target.role, target.phase, target.layer, target.name, target.per_step))
 
         def make(current: Callable[..., Any]) -> Callable[..., Any]:
+            current = self.with_range(current, tracer.sites.sites[site])
             if target.call is Call.LAUNCH:
                 return timed_launch(current, tracer, site, handle_of)
             if target.call is Call.RECEIVE:
@@ -181,34 +217,42 @@ class Installer:
             return timed(current, tracer, site, observe=observe)
 
         patches.replace(target.owner, target.attribute, make)
-        patches.sites.append(site)
+        patches.sites[site] = (target.owner, target.attribute)
+
+    def with_range(self, function: Callable[..., Any], site: Site) -> Callable[..., Any]:
+        """The callable in an NVTX range, where those were asked for and can be had."""
+        if not self.tracer.config.nvtx:
+            return function
+        from moetrace.instrument.nvtx import label_of, nvtx_functions, ranged
+
+        if self._nvtx is None:
+            self._nvtx = nvtx_functions()
+        return function if isinstance(self._nvtx, str) else ranged(function, label_of(site), *self._nvtx)
 
     def _place_count(self, patches: Patches, target: Target, count: Count, index: int) -> None:
-        source_side = target.count_kind is not CountKind.RECEIVED
+        source_side = target.count_kind not in (CountKind.RECEIVED, CountKind.EXECUTED)
 
         def make(current: Callable[..., Any]) -> Callable[..., Any]:
             return counted(current, self.tracer, count, index, source_side=source_side)
 
         patches.replace(target.owner, target.attribute, make)
 
-    def _wrap_top(self, patches: Patches, model: Any) -> None:
+    def _wrap_top(self, patches: Patches, model: Any, calls: ForwardCalls) -> None:
         """The top module's forward: takes the attention mask, and is a step where none is open."""
         try:
             names = list(inspect.signature(model.forward).parameters)
         except (TypeError, ValueError):
             names = []
         mask_at = names.index("attention_mask") if "attention_mask" in names else -1
-        patches.replace(model, "forward", lambda current: top_forward(self.tracer, current, mask_at))
+        patches.replace(model, "forward", lambda current: top_forward(self.tracer, current, mask_at, calls))
 
     def count_routes(self, layer: int, num_experts: int, device: Any) -> Observer:
         """Count the expert ids in a router's result from now on; returns what looks at it."""
         import torch
 
-        from moetrace.instrument.routing import CountSite
-
         sites = [*self.tracer.count_sites, CountSite(layer, num_experts)]
         self.tracer.set_count_sites(sites, device or self.tracer.device or torch.device("cpu"))
-        return _route_observer(len(sites) - 1, self.tracer.guard)
+        return _RouteObserver(len(sites) - 1, self.tracer.guard)
 
     def hook_collectives(self) -> None:
         """Wrap torch.distributed's all-to-alls, so that an exchange is told apart from work around it."""
@@ -254,6 +298,28 @@ class Installer:
             self.tracer.forget_count_sites()
 
 
+def _with_number(match: LayerMatch, layer: int, note: str) -> LayerMatch:
+    targets = (t if t.layer is None else replace(t, layer=layer) for t in match.targets)
+    return replace(match, layer=layer, targets=tuple(targets), notes=(*match.notes, note))
+
+
+def _count_site(match: LayerMatch, kind: CountKind, first: int) -> CountSite:
+    """One kind of count of a layer; `first` is the first expert of this rank."""
+    if kind is CountKind.ROUTED:
+        return CountSite(
+            match.layer,
+            match.num_experts,
+            weight_sums=match.weight_sums,
+            slots=match.slots,
+            sentinels=match.sentinels,
+            ep_size=match.parallel.size if match.parallel is not None else 1,
+            exact_rows=match.exact_rows,
+        )
+    here = kind is CountKind.RECEIVED or (kind is CountKind.EXECUTED and match.parallel is not None)
+    local = (first, match.num_local_experts) if here else (0, 0)
+    return CountSite(match.layer, match.num_experts, kind, *local)
+
+
 def _count_kinds(match: LayerMatch) -> list[CountKind]:
     """Kinds of counts of one layer; none where the number of experts is not known."""
     if not match.num_experts:
@@ -261,6 +327,8 @@ def _count_kinds(match: LayerMatch) -> list[CountKind]:
     kinds = {CountKind.ROUTED, *(target.count_kind for target in match.targets)}
     if match.parallel is not None:
         kinds.add(CountKind.RECEIVED)
+    if match.executed:
+        kinds.add(CountKind.EXECUTED)
     return [kind for kind in CountKind if kind in kinds]
 
 
@@ -325,25 +393,38 @@ def work_handles(work: Any) -> tuple[int, ...]:
     return (-id(work),)
 
 
-def _route_observer(index: int, guard: Guard) -> Observer:
-    import torch
+class _RouteObserver:
+    """Counts the expert ids in a router's result; `traced` is the same inside a compiled graph."""
 
-    from moetrace.instrument.routing import find_expert_ids, is_recompute
+    def __init__(self, index: int, guard: Guard) -> None:
+        import torch
 
-    def count(buffer: StepBuffer, result: Any) -> None:
-        ids = find_expert_ids(result)
+        from moetrace.instrument.compiled import traced_route
+        from moetrace.instrument.routing import find_expert_ids, is_recompute
+        from moetrace.instrument.routing_checks import find_weights
+
+        self._index, self._guard = index, guard
+        self._find_weights = find_weights
+        self._find, self._is_recompute = find_expert_ids, is_recompute
+        self._graph_task = torch._C._current_graph_task_id
+        self.traced = functools.partial(traced_route, index)
+
+    def __call__(self, buffer: StepBuffer, args: tuple[Any, ...], result: Any) -> None:
+        self._guard.run("counts", self._count, buffer, result)
+
+    def _count(self, buffer: StepBuffer, result: Any) -> None:
+        ids = self._find(result)
         # A model that is instrumented inside a step is counted from the next one on.
-        if ids is None or buffer.counter is None or not buffer.counter.counts(index):
+        if ids is None or buffer.counter is None or not buffer.counter.counts(self._index):
             return
-        if is_recompute(torch._C._current_graph_task_id):
-            buffer.counter.add_recompute(index, ids)
-        else:
-            buffer.counter.add(index, ids)
-
-    def observe(buffer: StepBuffer, args: tuple[Any, ...], result: Any) -> None:
-        guard.run("counts", count, buffer, result)
-
-    return observe
+        if self._is_recompute(self._graph_task):
+            buffer.counter.add_recompute(self._index, ids)
+            return
+        buffer.counter.add(self._index, ids)
+        if buffer.counter.checking:
+            weights = self._find_weights(result, ids, buffer.counter.sites[self._index].num_experts)
+            if weights is not None:
+                buffer.counter.check_weights(self._index, weights)
 
 
 def _dispatch_observer(read: Callable[[Any], Any], layer: int, index: int, guard: Guard) -> Observer:

@@ -68,8 +68,8 @@ class Patches:
 
     def __init__(self) -> None:
         self._patches: list[Patch] = []
-        self.sites: list[int] = []
-        """Call sites that the wrappers stand for."""
+        self.sites: dict[int, tuple[Any, str]] = {}
+        """Call sites that the wrappers stand for, and their owner and attribute."""
         self._clean_states: list[_CleanState] = []
         self.left_alone: list[str] = []
         """Attributes that somebody else had replaced by the time of `restore`."""

@@ -42,16 +42,21 @@ def phase_site(phase: Phase | str, layer: int | None) -> Site:
 class PhaseScope:
     """Context manager of one phase. Never raises of its own."""
 
-    __slots__ = ("_buffer", "_recorder", "_site", "_start", "_state")
+    __slots__ = ("_buffer", "_key", "_recorder", "_site", "_start", "_state")
 
-    def __init__(self, recorder: Recorder, site: int, state: TorchState) -> None:
+    def __init__(self, recorder: Recorder, site: int, state: TorchState, key: int) -> None:
         self._recorder = recorder
+        self._key = key
         self._site = site
         self._state = state
         self._buffer: StepBuffer | None = None
         self._start = -1
 
     def __enter__(self) -> None:
+        if self._state.compiling():
+            if self._state.traced_mark is not None:
+                self._state.traced_mark(self._key, self._site, begins=True)
+            return
         buffer = self._recorder.buffer
         if buffer is None:
             return
@@ -65,6 +70,10 @@ class PhaseScope:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._state.compiling():
+            if self._state.traced_mark is not None:
+                self._state.traced_mark(self._key, self._site, begins=False)
+            return
         buffer, self._buffer = self._buffer, None
         if buffer is not None:
             flags = self._state.flags() if error is None else self._state.error_flags(error)

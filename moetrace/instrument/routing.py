@@ -4,24 +4,30 @@ Shapes: T tokens, K experts per token, E experts of the layer, L counted layers.
 
 One int64 row per layer holds, for real tokens and then for padding tokens, E + 2 bins: ids below 0,
 the E experts, ids of E and above. So every (token, slot) pair lands somewhere, and invalid ids and
-padding are counted apart instead of being lost or taken for expert 0.
+padding are counted apart instead of being lost or taken for expert 0. Behind them are the cells of
+moetrace.instrument.routing_checks, which are filled in checked steps only.
 
-    row = | <0 | 0 .. E-1 | >=E |  <0 | 0 .. E-1 | >=E |
+    row = | <0 | 0 .. E-1 | >=E |  <0 | 0 .. E-1 | >=E | checks |
           |---- real tokens ----|  |---- padding ------|
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
-from moetrace.record.types import ExpertRow
+from moetrace.instrument import routing_checks
+from moetrace.instrument.coactivation import CoactivationSampler
+from moetrace.record.count_sites import CountSite
+from moetrace.record.types import CoactivationRow, ExpertRow, ViolationRow
 from moetrace_schemas.enums import CountKind
 
+__all__ = ["CountSite", "StepCounter", "find_expert_ids", "is_recompute", "padding_flags"]
+
 OUT_OF_RANGE_BINS = 2
+CHECK_CELLS = len(routing_checks.CELLS)
 
 
 def find_expert_ids(result: Any) -> torch.Tensor | None:
@@ -35,19 +41,6 @@ def find_expert_ids(result: Any) -> torch.Tensor | None:
         if isinstance(item, torch.Tensor) and item.dim() >= 1 and item.dtype in (torch.int64, torch.int32):
             return item
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class CountSite:
-    """One counted layer."""
-
-    layer: int
-    num_experts: int
-    kind: CountKind = CountKind.ROUTED
-    offset: int = 0
-    """Added to every id: the first expert that lives on this rank, where ids are local."""
-    num_local_experts: int = 0
-    """Experts of this rank, where ids are local; 0 where they are global."""
 
 
 class StepCounter:
@@ -66,6 +59,15 @@ class StepCounter:
         self.recompute_pairs: dict[int, int] = {}
         self.padding: torch.Tensor | None = None
         """Per-token padding flag [T] of the running forward (1 = padding), or None."""
+        self.checking = False
+        """Whether the routing of this step is checked."""
+        self.dummy = False
+        """Whether the step is a dummy batch: nothing of it is load."""
+        self.coactivation: CoactivationSampler | None = None
+        """Counts pairs of experts in this step; None in most steps."""
+        self._executed_at = {
+            site.layer: index for index, site in enumerate(sites) if site.kind is CountKind.EXECUTED
+        }
 
     def _allocate(self) -> None:
         sites, device = self.sites, self._device
@@ -73,10 +75,14 @@ class StepCounter:
         total = 0
         for site in sites:
             self._starts.append(total)
-            total += 2 * (site.num_experts + OUT_OF_RANGE_BINS)
+            total += _width(site) + CHECK_CELLS
         self._counts = torch.zeros(total, dtype=torch.int64, device=device)
         self._rows = [
-            self._counts[start : start + 2 * (site.num_experts + OUT_OF_RANGE_BINS)]
+            self._counts[start : start + _width(site)]
+            for start, site in zip(self._starts, sites, strict=True)
+        ]
+        self._cells = [
+            self._counts[start + _width(site) : start + _width(site) + CHECK_CELLS]
             for start, site in zip(self._starts, sites, strict=True)
         ]
         self._one = torch.ones((), dtype=torch.int64, device=device)
@@ -86,8 +92,8 @@ class StepCounter:
         self._copied: Any = cast(Any, torch.cuda.Event)() if on_cuda else None
 
     def counts(self, index: int) -> bool:
-        """Whether this counter has a row for count site `index`."""
-        return index < len(self.sites)
+        """Whether this counter has a row for count site `index`, and it is wanted in this step."""
+        return index < len(self.sites) and (self.checking or self.sites[index].kind is not CountKind.EXECUTED)
 
     def add(self, index: int, expert_ids: torch.Tensor) -> None:
         """Add the pairs of one router call: ids [.., K]. No host sync; nothing allocated stays."""
@@ -101,6 +107,9 @@ class StepCounter:
             ids = torch.where((ids >= 0) & (ids < site.num_local_experts), ids + site.offset, -1)
         ids = ids.clamp(-1, site.num_experts).add_(1)
         padding = None if self.padding is None else self._here(self.padding)
+        sampled = self.checking or self.coactivation is not None
+        if sampled and site.kind is CountKind.ROUTED and ids.dim() > 1:
+            self._look_at_tokens(index, ids.reshape(-1, ids.shape[-1]), padding)
         if padding is not None and site.kind is CountKind.ROUTED and padding.numel():
             # Ids without a dimension for the slots are one per token, or those of a token side by side.
             width = ids.shape[-1] if ids.dim() > 1 else ids.numel() // padding.numel()
@@ -109,6 +118,38 @@ class StepCounter:
         flat = ids.reshape(-1)
         self._rows[index].scatter_add_(0, flat, self._one.expand(flat.shape))
         self._touched.add(index)
+
+    def add_executed(self, index: int, expert_ids: torch.Tensor) -> None:
+        """Add the pairs that the experts of the same layer were called with; in checked steps only."""
+        executed = self._executed_at.get(self.sites[index].layer)
+        if self.checking and executed is not None:
+            self.add(executed, expert_ids)
+
+    def check_weights(self, index: int, weights: torch.Tensor) -> None:
+        """Look at the weights [.., K] that go with the ids of one router call; in checked steps only."""
+        if not self.checking or self.sites[index].kind is not CountKind.ROUTED:
+            return
+        weights = self._here(weights.detach())
+        weights = weights.reshape(-1, weights.shape[-1])
+        sums = self.sites[index].weight_sums
+        routing_checks.check_weights(self._cells[index], weights, self._real(weights.shape[0]), sums)
+        self._touched.add(index)
+
+    def _look_at_tokens(self, index: int, ids: torch.Tensor, padding: torch.Tensor | None) -> None:
+        """Duplicates and pairs of experts in ids [T, K], of which 1 to E are experts."""
+        valid = (ids > 0) & (ids <= self.sites[index].num_experts)
+        if padding is not None and padding.numel() == ids.shape[0]:
+            valid &= (padding == 0).unsqueeze(1)
+        if self.checking:
+            routing_checks.count_duplicates(self._cells[index], ids, valid)
+        if self.coactivation is not None:
+            self.coactivation.add(index, ids - 1, valid)
+
+    def _real(self, tokens: int) -> torch.Tensor | None:
+        """[T], true for tokens that are no padding; None where all count."""
+        if self.padding is None or self.padding.numel() != tokens:
+            return None
+        return self._here(self.padding) == 0
 
     def _here(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor on the counters' device: layers may be spread over several of one kind.
@@ -132,6 +173,13 @@ class StepCounter:
         chosen = self._here(mask.detach()).reshape(-1, mask.shape[-1])
         if chosen.dtype.is_floating_point:
             chosen = chosen != 0
+        if self.coactivation is not None and site.slots and site.kind is CountKind.ROUTED:
+            # As ids, so that layers of both kinds can follow each other.
+            held, ids = chosen.to(torch.uint8).topk(min(site.slots, chosen.shape[1]), dim=-1)
+            valid = held > 0
+            if (real := self._real(chosen.shape[0])) is not None:
+                valid &= real.unsqueeze(1)
+            self.coactivation.add(index, ids, valid)
         total = chosen.sum(0)
         padding = None if self.padding is None else self._here(self.padding)
         if padding is not None and site.kind is CountKind.ROUTED and padding.numel() == chosen.shape[0]:
@@ -173,12 +221,16 @@ class StepCounter:
     def finish(self) -> None:
         """Start the copy to the host; called by the model thread at the end of the step."""
         self.padding = None
+        if self.coactivation is not None:
+            self.coactivation.finish()
         if self._touched and self._copied is not None:
             self._host.copy_(self._counts, non_blocking=True)
             self._copied.record()
 
     def ready(self) -> bool:
         """Whether `rows` may be read. Never waits."""
+        if self.coactivation is not None and not self.coactivation.ready():
+            return False
         return self._copied is None or not self._touched or bool(self._copied.query())
 
     def rows(self) -> tuple[ExpertRow, ...]:
@@ -194,18 +246,82 @@ class StepCounter:
             # A layer that nobody counted is missing; it is not zero.
             if index in self._touched or index in self._known:
                 result.extend(_site_rows(site, numbers, start))
+        if self.dummy:
+            return _as_dummy(result)
         for layer, pairs in sorted(self.recompute_pairs.items()):
             result.append(ExpertRow(layer=layer, kind=CountKind.RECOMPUTE, counts=(pairs,)))
         return tuple(result)
 
-    def clear(self) -> None:
+    def zero(self) -> None:
+        """Zero what is on the device; for a captured graph's counter, whose adds run with every replay."""
+        self._counts.zero_()
+
+    def merge(self, other: StepCounter) -> None:
+        """Add what another counter of the same sites holds on the device. No host sync."""
+        if other._touched and other._counts.numel() == self._counts.numel():
+            self._counts.add_(other._counts)
+            self._touched |= other._touched
+
+    def violations(self) -> list[ViolationRow]:
+        """What was found on the device; for the drain thread, once `ready`."""
+        if not self.checking or self.dummy or not self._touched:
+            return []
+        numbers = self._host.tolist()
+        result: list[ViolationRow] = []
+        for site, start in zip(self.sites, self._starts, strict=True):
+            cells = start + _width(site)
+            result += routing_checks.violations(site.layer, numbers[cells : cells + CHECK_CELLS])
+        return result
+
+    def coactivation_rows(self) -> tuple[CoactivationRow, ...]:
+        """Pairs of experts of this step, once `ready`; the sampler is free for another step then."""
+        sampler, self.coactivation = self.coactivation, None
+        if sampler is None:
+            return ()
+        rows = sampler.rows()
+        sampler.release()
+        return rows
+
+    def begin(
+        self,
+        *,
+        checking: bool,
+        dummy: bool = False,
+        coactivation: CoactivationSampler | None = None,
+    ) -> None:
         """Zero the counts for the next step; called by the model thread when it takes the buffer."""
+        self.clear()
+        self.checking, self.dummy, self.coactivation = checking, dummy, coactivation
+
+    def clear(self) -> None:
+        """Zero the counts."""
+        if self.coactivation is not None:
+            # A step that was dropped before it was read.
+            self.coactivation.release()
+            self.coactivation = None
         if self._touched:
             self._counts.zero_()
         self._touched.clear()
         self._known.clear()
         self.recompute_pairs.clear()
         self.padding = None
+
+
+def _width(site: CountSite) -> int:
+    """Bins of one site, real and padding tokens."""
+    return 2 * (site.num_experts + OUT_OF_RANGE_BINS)
+
+
+def _as_dummy(rows: list[ExpertRow]) -> tuple[ExpertRow, ...]:
+    """Counts of a dummy batch: one total per layer, of everything that its router chose."""
+    totals: dict[int, int] = {}
+    for row in rows:
+        if row.kind in (CountKind.ROUTED, CountKind.PADDING, CountKind.INVALID):
+            totals[row.layer] = totals.get(row.layer, 0) + sum(row.counts)
+    return tuple(
+        ExpertRow(layer=layer, kind=CountKind.DUMMY, counts=(total,))
+        for layer, total in sorted(totals.items())
+    )
 
 
 def _site_rows(site: CountSite, numbers: list[int], start: int) -> Iterable[ExpertRow]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol
 
 from moetrace.guard import Guard
 from moetrace.instrument.patches import mark_wrapper
+from moetrace.instrument.recorders import NOBODY, key_of
+from moetrace.instrument.silent_sites import ForwardCalls
 from moetrace.instrument.wrap import TorchState
 from moetrace.record.buffer import StepBuffer
 from moetrace_schemas.enums import ForwardMode
@@ -35,6 +38,7 @@ class StepOwner(Protocol):
         microbatch: int,
         cohort: str,
         warmup: bool | None,
+        dummy: bool = False,
     ) -> None:
         """Open a step on behalf of `scope`."""
         ...
@@ -57,9 +61,10 @@ class StepScope:
         microbatch: int = 0,
         cohort: str = "",
         warmup: bool | None = None,
+        dummy: bool = False,
     ) -> None:
         self._owner = owner
-        self._arguments = (step, forward_mode, microbatch, cohort, warmup)
+        self._arguments = (step, forward_mode, microbatch, cohort, warmup, dummy)
 
     def __enter__(self) -> StepScope:
         self._owner.open_scopes += 1
@@ -73,42 +78,66 @@ class StepScope:
         self._owner.guard.run("step", self._owner.end_step, self)
 
 
-def top_forward(owner: StepOwner, forward: Callable[..., Any], mask_at: int) -> Callable[..., Any]:
+def top_forward(
+    owner: StepOwner, forward: Callable[..., Any], mask_at: int, calls: ForwardCalls
+) -> Callable[..., Any]:
     """Wraps a model's forward: notes padding, and is a step of its own where none is open.
 
     Args:
         owner: the tracer.
         forward: the model's forward.
         mask_at: position of `attention_mask` among its parameters, -1 where it has none.
+        calls: noted in recorded steps, for coverage.
     """
-    compiling = TorchState().compiling
+    state = TorchState()
+    compiling, traced_step, key = state.compiling, state.traced_step, key_of(owner)
     active = True
 
     def with_padding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        counter = owner.buffer.counter if owner.buffer is not None else None
-        if counter is None:
+        buffer = owner.buffer
+        if buffer is None:
             return forward(*args, **kwargs)
-        before = counter.padding
-        owner.guard.run("padding", note_padding, counter, args, kwargs, mask_at)
+        calls.started += 1
+        counter = buffer.counter
+        before = None
+        if counter is not None:
+            before = counter.padding
+            owner.guard.run("padding", note_padding, counter, args, kwargs, mask_at)
         try:
             return forward(*args, **kwargs)
         finally:
-            counter.padding = before
+            if owner.buffer is not buffer:
+                calls.outlived += 1
+            elif counter is not None:
+                counter.padding = before
 
     @functools.wraps(forward)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if compiling() or not active or owner.closed:
+        if compiling():
+            if traced_step is None:
+                return forward(*args, **kwargs)
+            return traced_step(forward, key, mask_of(args, kwargs, mask_at), args, kwargs)
+        if not active or owner.closed:
             return forward(*args, **kwargs)
         if owner.open_scopes:
             return with_padding(args, kwargs)
         with StepScope(owner):
             return with_padding(args, kwargs)
 
-    def make_passive() -> None:
-        nonlocal active
-        active = False
+    @functools.wraps(forward)
+    def generator(*args: Any, **kwargs: Any) -> Any:
+        # The body runs when it is asked for values: the step lasts from the first to the end.
+        if not active or owner.closed or owner.open_scopes:
+            return (yield from forward(*args, **kwargs))
+        with StepScope(owner):
+            return (yield from with_padding(args, kwargs))
 
-    return mark_wrapper(wrapper, forward, make_passive)
+    def make_passive() -> None:
+        nonlocal active, key
+        active, key = False, NOBODY
+
+    chosen = generator if inspect.isgeneratorfunction(forward) else wrapper
+    return mark_wrapper(chosen, forward, make_passive)
 
 
 def note_padding(counter: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mask_at: int) -> None:
@@ -116,15 +145,20 @@ def note_padding(counter: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ma
     from moetrace.instrument.routing import padding_flags
 
     counter.padding = None
+    counter.padding = padding_flags(mask_of(args, kwargs, mask_at))
+
+
+def mask_of(args: tuple[Any, ...], kwargs: dict[str, Any], mask_at: int) -> Any:
+    """The attention mask [B, S] of the tokens that run now, or None."""
     mask = kwargs.get("attention_mask")
     if mask is None and 0 <= mask_at < len(args):
         mask = args[mask_at]
     if mask is None or not hasattr(mask, "dim") or mask.dim() != 2:
-        return
+        return None
     tokens = kwargs.get("input_ids")
     if tokens is None:
         tokens = kwargs.get("inputs_embeds", args[0] if args else None)
     # With a key-value cache the mask also covers the past; only the last tokens run now.
     if tokens is not None and tokens.dim() >= 2 and tokens.shape[1] < mask.shape[1]:
         mask = mask[:, -tokens.shape[1] :]
-    counter.padding = padding_flags(mask)
+    return mask

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from moetrace.guard import Guard
 from moetrace.instrument.patches import mark_wrapper
+from moetrace.instrument.recorders import NOBODY, key_of
 from moetrace.record.buffer import TICKET_SHIFT, StepBuffer
 from moetrace_schemas.columns import RowFlag
 
@@ -64,28 +65,71 @@ def _no_task() -> int:
     return -1
 
 
+TracedCall = Callable[[Callable[..., Any], int, int, tuple[Any, ...], dict[str, Any]], Any]
+"""(function, key of the recorder, call site, positional arguments, keyword arguments) -> its result."""
+
+
+def _plain_call(
+    function: Callable[..., Any], key: int, site: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    return function(*args, **kwargs)
+
+
+def graphs_compiled() -> int:
+    """Graphs that torch.compile has made in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo.counters["stats"]["unique_graphs"] if dynamo is not None else 0
+
+
 class TorchState:
     """What wrappers ask of torch; harmless constants where the process has not imported it."""
 
-    __slots__ = ("compiling", "graph_task", "stop_recompute")
+    __slots__ = (
+        "compiling",
+        "grad_enabled",
+        "graph_task",
+        "stop_recompute",
+        "traced",
+        "traced_count",
+        "traced_mark",
+        "traced_step",
+    )
 
     compiling: Callable[[], bool]
     """Whether torch.compile is tracing this frame."""
     graph_task: Callable[[], int]
     """The autograd graph task that runs on this thread, or -1."""
+    grad_enabled: Callable[[], bool]
+    """Whether calls become part of an autograd graph."""
     stop_recompute: type[BaseException]
     """Raised by activation checkpointing through a recomputed forward once it has seen enough."""
+    traced: TracedCall
+    """A wrapped call while a graph is traced: the plain call, with marks where graphs can hold them."""
+    traced_count: Callable[..., Any] | None
+    """The same of a call that is only counted; None where graphs cannot hold counts."""
+    traced_step: Callable[..., Any] | None
+    """The same of a model's forward."""
+    traced_mark: Callable[..., None] | None
+    """One mark of a `phase` block."""
 
     def __init__(self) -> None:
         self.compiling, self.graph_task, self.stop_recompute = _never, _no_task, _Unraised
+        self.traced, self.grad_enabled = _plain_call, _never
+        self.traced_count = self.traced_step = self.traced_mark = None
         if "torch" not in sys.modules:
             return
         import torch
         from torch.utils import checkpoint
 
         self.compiling = torch.compiler.is_dynamo_compiling
+        self.grad_enabled = torch.is_grad_enabled
         self.graph_task = torch._C._current_graph_task_id
         self.stop_recompute = getattr(checkpoint, "_StopRecomputationError", _Unraised)
+        from moetrace.instrument import compiled
+
+        if compiled.AVAILABLE:
+            self.traced, self.traced_count = compiled.traced_call, compiled.traced_count
+            self.traced_step, self.traced_mark = compiled.traced_step, compiled.traced_mark
 
     def flags(self) -> int:
         """RECOMPUTE where a forward runs inside backward: that is activation recompute."""
@@ -106,13 +150,18 @@ def timed(
     mark, so that its cost is not charged to the phase.
     """
     state = TorchState()
-    compiling, graph_task = state.compiling, state.graph_task
+    compiling, graph_task, grad_enabled = state.compiling, state.graph_task, state.grad_enabled
+    traced, key = state.traced, key_of(recorder)
+    observe_traced: Callable[[int, Any], None] | None = getattr(observe, "traced", None)
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        # Dynamo folds this to a constant: a traced call is the plain call, with no graph break.
+        # Dynamo folds this to a constant: what it traces are ops, with no graph break.
         if compiling():
-            return function(*args, **kwargs)
+            result = traced(function, key, site, args, kwargs)
+            if observe_traced is not None:
+                observe_traced(key, result)
+            return result
         buffer = recorder.buffer
         if buffer is None:
             return function(*args, **kwargs)
@@ -127,18 +176,21 @@ def timed(
             close_interval(buffer, recorder, site, start, state.error_flags(error))
             raise
         try:
-            buffer.add(site, start, buffer.mark(), 0 if graph_task() == -1 else _RECOMPUTE)
+            end = buffer.mark()
+            buffer.add(site, start, end, 0 if graph_task() == -1 else _RECOMPUTE)
             if observe is not None:
                 began = perf_counter_ns()
                 observe(buffer, args, result)
                 buffer.counting_ns += perf_counter_ns() - began
+            if buffer.backward is not None and grad_enabled():
+                buffer.backward.note(site, start, end, (args, kwargs), result)
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
             recorder.record_failed(error)
         return result
 
     def retire() -> None:
-        nonlocal recorder
-        recorder = RETIRED
+        nonlocal recorder, key
+        recorder, key = RETIRED, NOBODY
 
     return mark_wrapper(wrapper, function, retire)
 
@@ -155,11 +207,13 @@ def timed_launch(
     then only the launch, and the wait that follows ends the exchange (moetrace.record.exchanges).
     """
     state = TorchState()
+    key = key_of(recorder)
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if state.compiling():
-            return function(*args, **kwargs)
+            # A graph has no launch that returns early: what it traces is an exchange with its wait.
+            return state.traced(function, key, site, args, kwargs)
         buffer = recorder.buffer
         if buffer is None:
             return function(*args, **kwargs)
@@ -182,13 +236,15 @@ def timed_launch(
             if handle and buffer.launches == launches:
                 flags |= _ASYNC | buffer.launch(handle) << TICKET_SHIFT
             buffer.add(site, start, end, flags)
+            if buffer.backward is not None and state.grad_enabled():
+                buffer.backward.note(site, start, end, (args, kwargs), result)
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
             recorder.record_failed(error)
         return result
 
     def retire() -> None:
-        nonlocal recorder
-        recorder = RETIRED
+        nonlocal recorder, key
+        recorder, key = RETIRED, NOBODY
 
     return mark_wrapper(wrapper, function, retire)
 

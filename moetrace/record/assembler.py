@@ -25,10 +25,13 @@ from moetrace.record.types import PhaseRow
 
 PLANS = 64
 """Plans kept, the least recently used one makes room: forward modes, graph variants, ties."""
+STREAM_SHIFT = 48
+"""Above flags and ticket: the stream."""
 _FLAGS = (1 << TICKET_SHIFT) - 1
+_TICKET = (1 << (STREAM_SHIFT - TICKET_SHIFT)) - 1
 
 Call = tuple[int, int, int, int]
-"""Site number, start ns, end ns, flags with the ticket above them: an interval of a buffer, resolved."""
+"""Site number, start ns, end ns, flags with ticket and stream above: an interval of a buffer, resolved."""
 _Key = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Site numbers, flags, and the positions of the step's and of the calls' starts and ends among all times."""
 
@@ -86,7 +89,14 @@ class Assembler:
         numbers, flags, (start, end, *positions) = key
         sites = self._sites.sites
         intervals = [
-            Interval(sites[number], first, last, flag & _FLAGS, flag >> TICKET_SHIFT)
+            Interval(
+                sites[number],
+                first,
+                last,
+                flag & _FLAGS,
+                flag >> TICKET_SHIFT & _TICKET,
+                flag >> STREAM_SHIFT,
+            )
             for number, first, last, flag in zip(
                 numbers, positions[: len(numbers)], positions[len(numbers) :], flags, strict=True
             )

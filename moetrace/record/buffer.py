@@ -12,6 +12,7 @@ from collections import deque
 from queue import SimpleQueue
 from typing import Any
 
+from moetrace.record.replays import Replay
 from moetrace.timing.clock import Clock
 from moetrace_schemas.enums import ForwardMode
 
@@ -25,12 +26,15 @@ class StepBuffer:
     """One sampled step while it is being recorded. Allocated once, reused."""
 
     __slots__ = (
+        "backward",
         "capacity",
         "cohort",
+        "compiled_graphs",
         "counter",
         "counting_ns",
         "end_mark",
         "ended",
+        "expected_sites",
         "forward_mode",
         "in_flight",
         "launches",
@@ -39,8 +43,10 @@ class StepBuffer:
         "mark",
         "microbatch",
         "number",
+        "open_marks",
         "overflow",
         "placement_version",
+        "replays",
         "slots",
         "start_mark",
         "start_unix_ns",
@@ -58,12 +64,17 @@ class StepBuffer:
         self.mark = self.track.mark
         # A moetrace.instrument.routing.StepCounter; Any keeps torch out of this module.
         self.counter: Any = None
+        # A moetrace.instrument.backward.BackwardMarks, or None where backward is not recorded.
+        self.backward: Any = None
         self.traffic: list[tuple[int | None, str, int, list[int]]] = []
         self.local_rows: list[tuple[int | None, int]] = []
         self.in_flight: dict[int, int] = {}
         """Handle of a launched exchange -> its ticket, oldest first."""
         self.ended: set[int] = set()
         """Handles that were waited for."""
+        self.replays: list[Replay] = []
+        self.open_marks: list[tuple[int, int]] = []
+        """(site, start mark) of calls that began inside a compiled graph, innermost last."""
         self.begin(0)
 
     def begin(
@@ -76,6 +87,7 @@ class StepBuffer:
         warmup: bool = False,
         placement_version: int = 0,
         start_unix_ns: int = 0,
+        expected_sites: frozenset[int] = frozenset(),
     ) -> None:
         """Start recording a step into this buffer."""
         self.step = step
@@ -85,12 +97,19 @@ class StepBuffer:
         self.warmup = warmup
         self.placement_version = placement_version
         self.start_unix_ns = start_unix_ns
+        self.expected_sites = expected_sites
+        self.compiled_graphs = 0
+        """Graphs that torch.compile had made when the step began."""
         self.length = 0
         self.overflow = 0
         self.launches = 0
         self.counting_ns = 0
         self.in_flight.clear()
         self.ended.clear()
+        self.open_marks.clear()
+        self.replays.clear()
+        if self.backward is not None:
+            self.backward.clear()
         self.start_mark = -1
         self.end_mark = -1
         self.traffic.clear()

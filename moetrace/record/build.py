@@ -2,37 +2,58 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from moetrace.record.assembler import Assembler
+from moetrace.record.assembler import STREAM_SHIFT, Assembler
 from moetrace.record.buffer import WIDTH, StepBuffer
+from moetrace.record.receipts import settle
+from moetrace.record.replays import replayed_calls
 from moetrace.record.types import PhaseRow, StepRecord, TrafficRecord
 from moetrace_schemas.columns import RowFlag
-from moetrace_schemas.enums import Direction, Phase
+from moetrace_schemas.enums import Direction, Phase, SkipReason
 
 _BARRIER = int(RowFlag.BARRIER)
 
 
 def build_record(
-    buffer: StepBuffer, assembler: Assembler, clock: str, *, interval_cost_ns: float = 0.0
+    buffer: StepBuffer,
+    assembler: Assembler,
+    clock: str,
+    skipped: Counter[SkipReason],
+    *,
+    interval_cost_ns: float = 0.0,
 ) -> StepRecord:
     """A finished buffer as a record; intervals without a stamp (mark -1) are left out.
 
-    `interval_cost_ns` is the calibrated cost of one interval, 0.0 where there is none.
+    Calls that have no time of their own are added to `skipped` by reason. `interval_cost_ns` is the
+    calibrated cost of one interval, 0.0 where there is none.
     """
-    to_ns = buffer.track.nanoseconds
+    to_ns, stream = buffer.track.nanoseconds, buffer.track.stream
     start, end = to_ns(buffer.start_mark), to_ns(buffer.end_mark)
-    calls = [
-        (site, to_ns(first), to_ns(last), flags)
-        for site, first, last, flags in buffer.intervals()
-        if first >= 0 and last >= 0
-    ]
+    calls, unstamped = [], set()
+    for site, first, last, flags in buffer.intervals():
+        if first >= 0 and last >= 0:
+            calls.append((site, to_ns(first), to_ns(last), flags | stream(last) << STREAM_SHIFT))
+        else:
+            unstamped.add(site)
+    calls.extend(replayed_calls(buffer.replays, buffer.track, skipped))
+    placed = buffer.track.placed()
     traffic = _summed(
         TrafficRecord(layer=layer or 0, phase=Phase(phase), row_bytes=row_bytes, rows=tuple(rows))
         for layer, phase, row_bytes, rows in buffer.traffic
     )
     phases = assembler.rows(calls, start, end, microbatch=buffer.microbatch)
+    counter = buffer.counter
+    settled = settle(
+        counter.rows() if counter is not None else (),
+        counter.sites if counter is not None else (),
+        traffic=traffic,
+        seen=counter.violations() if counter is not None else (),
+        placement_version=buffer.placement_version,
+        checking=counter is not None and counter.checking,
+    )
     return StepRecord(
         step=buffer.step,
         microbatch=buffer.microbatch,
@@ -41,12 +62,17 @@ def build_record(
         warmup=buffer.warmup,
         placement_version=buffer.placement_version,
         clock=clock,
-        start_unix_ns=buffer.start_unix_ns,
+        start_unix_ns=buffer.start_unix_ns if placed is None else placed.unix_ns,
+        anchor_error_ns=-1 if placed is None else placed.error_ns,
         duration_ns=end - start,
         phases=_with_rows(phases, traffic, _local_rows(buffer)),
-        experts=buffer.counter.rows() if buffer.counter is not None else (),
+        experts=settled.experts,
         traffic=traffic,
+        violations=settled.violations,
+        coactivation=counter.coactivation_rows() if counter is not None else (),
+        expected_sites=buffer.expected_sites,
         seen_sites=frozenset(call[0] for call in calls),
+        unstamped_sites=frozenset(unstamped),
         tracer_ns=_tracer_ns(buffer, interval_cost_ns),
     )
 

@@ -26,6 +26,8 @@ class Interval(NamedTuple):
     flags: int = 0
     ticket: int = 0
     """The number that a launch and its wait have in common; 0 for all else."""
+    stream: int = 0
+    """Where the call's end was marked; 0 is the step's own stream."""
 
 
 _ASYNC = int(RowFlag.ASYNC)

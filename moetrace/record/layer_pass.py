@@ -37,6 +37,7 @@ class Segment:
     phase: Phase | None
     """None: glue between a layer's parts, named once the whole pass is known."""
     flags: int = 0
+    stream: int = 0
 
 
 def layer_segments(node: Node) -> list[Segment]:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from moetrace_schemas.enums import CountKind, Direction, ForwardMode, Phase
+from moetrace_schemas.enums import (
+    CoactivationSpan,
+    CountKind,
+    Direction,
+    ForwardMode,
+    Phase,
+    RoutingViolation,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +51,25 @@ class TrafficRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ViolationRow:
+    """What contradicts the routing of one layer, how many times; the unit is that of the violation."""
+
+    layer: int
+    violation: RoutingViolation
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoactivationRow:
+    """Tokens that two experts share in one layer, or in it and the next MoE layer."""
+
+    layer: int
+    span: CoactivationSpan
+    pairs: tuple[tuple[int, int, int], ...]
+    """(first expert, second expert, tokens), without pairs that share none; within a layer first < second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One rank's sampled step."""
 
@@ -57,8 +83,17 @@ class StepRecord:
     start_unix_ns: int
     duration_ns: int
     phases: tuple[PhaseRow, ...]
+    anchor_error_ns: int = -1
+    """How far off start_unix_ns may be where device time was tied to the host's; -1: the host's own."""
     experts: tuple[ExpertRow, ...] = ()
     traffic: tuple[TrafficRecord, ...] = ()
+    violations: tuple[ViolationRow, ...] = ()
+    coactivation: tuple[CoactivationRow, ...] = ()
+    expected_sites: frozenset[int] = frozenset()
+    """Call sites that should have fired, as known when the step began."""
+    seen_sites: frozenset[int] = frozenset()
+    """Call sites that fired, whether or not in every step."""
+    unstamped_sites: frozenset[int] = frozenset()
+    """Call sites that were called without a time stamp: a device graph was being captured."""
     tracer_ns: int = -1
     """Host time that the tracer took on the model's thread in this step, estimated; -1 = not known."""
-    seen_sites: frozenset[int] = field(default_factory=frozenset)

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from moetrace.timing.anchor import Placed
+
+T = TypeVar("T")
 
 
 class Track(Protocol):
@@ -21,8 +26,29 @@ class Track(Protocol):
         """Whether every mark can be resolved now. Never waits."""
         ...
 
+    exhausted: int
+    """Marks that could not be taken for want of events."""
+    stepped_aside: int
+    """Marks that were not taken because they would have held the device up."""
+
+    def resolve(self, function: Callable[[], T]) -> T | None:
+        """What `function` returns; None, without a call, while nothing may be asked of the device."""
+        ...
+
     def nanoseconds(self, mark: int) -> int:
-        """A mark as ns on this track's time line; call only when `ready`."""
+        """A mark as ns on this track's time line; call only within `resolve`, when `ready`."""
+        ...
+
+    def until(self, event: Any) -> int:
+        """Ns on this track's time line of a device event that is not of this track."""
+        ...
+
+    def stream(self, mark: int) -> int:
+        """The stream of a mark: 0 for that of the first mark, others by order of their first use."""
+        ...
+
+    def placed(self) -> Placed | None:
+        """Unix time of the first mark, where the clock knows better than the host did."""
         ...
 
     def reset(self) -> None:
@@ -44,6 +70,7 @@ class HostTrack:
     """Marks are perf_counter ns already."""
 
     mark: Callable[[], int]
+    exhausted = stepped_aside = 0
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self.mark = now_ns
@@ -52,9 +79,25 @@ class HostTrack:
         """Always: a host stamp is a number from the start."""
         return True
 
+    def resolve(self, function: Callable[[], T]) -> T | None:
+        """At once."""
+        return function()
+
     def nanoseconds(self, mark: int) -> int:
         """The mark itself."""
         return mark
+
+    def until(self, event: Any) -> int:
+        """Never asked: a host clock has no device events."""
+        raise NotImplementedError
+
+    def stream(self, mark: int) -> int:
+        """The host has one."""
+        return 0
+
+    def placed(self) -> Placed | None:
+        """The host's own stamp is as good."""
+        return None
 
     def reset(self) -> None:
         """Nothing to forget."""

@@ -19,7 +19,7 @@ EP_SIZE = "moetrace.ep.size"
 EP_GROUP = "moetrace.ep.group"
 """int. Names the expert-parallel group: the lowest global rank in it."""
 MICROBATCH_INDEX = "moetrace.microbatch.index"
-"""int. Microbatch of the span; 0 where a span holds the whole step."""
+"""int. Microbatch of the span; 0 where a span holds the whole step. On moe.phase: that of its moe.step where absent."""
 FORWARD_MODE = "moetrace.forward.mode"
 """string. train, prefill, decode or mixed."""
 SAMPLE_PERIOD = "moetrace.sample.period"
@@ -27,9 +27,11 @@ SAMPLE_PERIOD = "moetrace.sample.period"
 STEP_WARMUP = "moetrace.step.warmup"
 """bool. Step marked as warm-up: kept, but left out of summaries."""
 CLOCK = "moetrace.clock"
-"""string. host or cuda: what timed the phases."""
+"""string. host, cuda, or device (events of another accelerator): what timed the phases."""
 DURATION_NS = "moetrace.duration.ns"
 """int. Step duration by the phases' own clock, ns. The span's start and end are unix time and only for drawing."""
+ANCHOR_ERROR_NS = "moetrace.anchor.error.ns"
+"""int. How far off the span's start may be, ns, where device events were tied to unix time; absent where the host's clock timed the step."""
 MODEL_NAME = "moetrace.model.name"
 """string. Model name."""
 MODEL_VERSION = "moetrace.model.version"
@@ -37,13 +39,53 @@ MODEL_VERSION = "moetrace.model.version"
 COHORT = "moetrace.cohort"
 """string. Traffic cohort from an allow-list; never content."""
 PLACEMENT_VERSION = "moetrace.placement.version"
-"""int. Epoch of the expert placement in force; 0 where unknown."""
+"""int. Epoch of the expert placement in force; 0 where unknown. On moe.placement: the epoch that begins with the step."""
 COLUMNS_PHASES = "moetrace.columns.phases"
 """bytes. Packed phase rows (moetrace_schemas.columns)."""
 COLUMNS_EXPERTS = "moetrace.columns.experts"
 """bytes. Packed per-expert counts."""
 COLUMNS_TRAFFIC = "moetrace.columns.traffic"
 """bytes. Packed rows per destination expert-parallel rank."""
+PLACEMENT_EXPERTS = "moetrace.placement.experts"
+"""int. Logical experts per layer."""
+PLACEMENT_RANKS = "moetrace.placement.ranks"
+"""int. Expert-parallel ranks that the slots are spread over; slots are numbered rank by rank."""
+PLACEMENT_DIGEST = "moetrace.placement.digest"
+"""string. SHA-256 of the mapping's canonical JSON, hex (moetrace_schemas.placement)."""
+COLUMNS_PLACEMENT = "moetrace.columns.placement"
+"""bytes. Packed mapping: the logical expert in every slot of every layer."""
+PLACEMENT_KIND = "moetrace.placement.kind"
+"""string. announced (in force from the step on; the default) or proposed (by a planner, not in force)."""
+PLACEMENT_POLICY = "moetrace.placement.policy"
+"""string. Version of the policy that chose the mapping."""
+PLACEMENT_PROPOSER = "moetrace.placement.proposer"
+"""string. Name of the service that proposed it; never a person."""
+PLACEMENT_WINDOW_FIRST = "moetrace.placement.window.first"
+"""int. First step of the telemetry that the mapping was chosen from."""
+PLACEMENT_WINDOW_LAST = "moetrace.placement.window.last"
+"""int. Last step of that telemetry."""
+PLACEMENT_ACCEPT_SLOWDOWN = "moetrace.placement.accept.slowdown"
+"""double. Accepted as long as p95 rises by no more than this part; 0.1 where absent."""
+PLACEMENT_ACCEPT_ERRORS = "moetrace.placement.accept.errors"
+"""double. Accepted as long as the error rate rises by no more than this; 0.02 where absent."""
+PLACEMENT_ROLLBACK = "moetrace.placement.rollback"
+"""int. Epoch to go back to if it regresses; the one before where absent."""
+PLACEMENT_COUNTS = "moetrace.placement.counts"
+"""string. What the run's expert counts are numbered by: logical (the default), or physical slots, which the collector maps back per epoch."""
+PLACEMENT_EXPERT_BYTES = "moetrace.placement.expert.bytes"
+"""int. Weights of one expert of one layer, bytes."""
+PLACEMENT_MEMORY_BYTES = "moetrace.placement.memory.bytes"
+"""int. Memory of a rank that routed experts may use, bytes."""
+PLACEMENT_WEIGHTS = "moetrace.placement.weights"
+"""string. Digests of weights: a JSON object, name to hex digest."""
+COLUMNS_VIOLATIONS = "moetrace.columns.violations"
+"""bytes. Packed routing violations of a checked step; absent where there are none."""
+COLUMNS_COACTIVATION = "moetrace.columns.coactivation"
+"""bytes. Packed co-activation of experts; on sampled steps only."""
+COVERAGE_EXPECTED_SITES = "moetrace.coverage.expected.sites"
+"""int. Wrapped call sites that should have fired in this step."""
+COVERAGE_SEEN_SITES = "moetrace.coverage.seen.sites"
+"""int. Those of them that did."""
 TRACER_NS = "moetrace.tracer.ns"
 """int. Estimated host time that the tracer took on the model's thread in this step, ns: recorded intervals x the calibrated cost of one, and the measured time of counting routes. Not in it: opening and closing the step, calls in compiled or captured regions, what the device does for it."""
 VERDICT_EVIDENCE = "moetrace.verdict.evidence"
@@ -99,6 +141,19 @@ REQUIRED: tuple[str, ...] = (
     COLUMNS_PHASES,
 )
 """Attributes without which a moe.step span is rejected."""
+PLACEMENT_REQUIRED: tuple[str, ...] = (
+    SCHEMA_VERSION,
+    RUN_ID,
+    STEP_INDEX,
+    RANK,
+    WORLD_SIZE,
+    PLACEMENT_VERSION,
+    PLACEMENT_EXPERTS,
+    PLACEMENT_RANKS,
+    PLACEMENT_DIGEST,
+    COLUMNS_PLACEMENT,
+)
+"""The same for a moe.placement span."""
 
 TYPES: dict[str, str] = {
     SCHEMA_VERSION: "int",
@@ -115,6 +170,7 @@ TYPES: dict[str, str] = {
     STEP_WARMUP: "bool",
     CLOCK: "string",
     DURATION_NS: "int",
+    ANCHOR_ERROR_NS: "int",
     MODEL_NAME: "string",
     MODEL_VERSION: "string",
     COHORT: "string",
@@ -122,11 +178,31 @@ TYPES: dict[str, str] = {
     COLUMNS_PHASES: "bytes",
     COLUMNS_EXPERTS: "bytes",
     COLUMNS_TRAFFIC: "bytes",
+    PLACEMENT_EXPERTS: "int",
+    PLACEMENT_RANKS: "int",
+    PLACEMENT_DIGEST: "string",
+    COLUMNS_PLACEMENT: "bytes",
+    PLACEMENT_KIND: "string",
+    PLACEMENT_POLICY: "string",
+    PLACEMENT_PROPOSER: "string",
+    PLACEMENT_WINDOW_FIRST: "int",
+    PLACEMENT_WINDOW_LAST: "int",
+    PLACEMENT_ACCEPT_SLOWDOWN: "double",
+    PLACEMENT_ACCEPT_ERRORS: "double",
+    PLACEMENT_ROLLBACK: "int",
+    PLACEMENT_COUNTS: "string",
+    PLACEMENT_EXPERT_BYTES: "int",
+    PLACEMENT_MEMORY_BYTES: "int",
+    PLACEMENT_WEIGHTS: "string",
+    COLUMNS_VIOLATIONS: "bytes",
+    COLUMNS_COACTIVATION: "bytes",
+    COVERAGE_EXPECTED_SITES: "int",
+    COVERAGE_SEEN_SITES: "int",
     TRACER_NS: "int",
 }
-"""Attribute of a moe.step span -> OTLP value type."""
-
+"""Attribute of a moe.step or moe.placement span -> OTLP value type."""
 PHASE_TYPES: dict[str, str] = {
+    MICROBATCH_INDEX: "int",
     PHASE: "string",
     LAYER_INDEX: "int",
     DIRECTION: "string",
@@ -136,4 +212,58 @@ PHASE_TYPES: dict[str, str] = {
     BYTES: "int",
     ROWS: "int",
 }
-"""Attribute of a moe.phase span -> OTLP value type."""
+"""The same for a moe.phase span."""
+CARRIERS: dict[str, tuple[str, ...]] = {
+    SCHEMA_VERSION: ("moe.step", "moe.placement",),
+    RUN_ID: ("moe.step", "moe.placement",),
+    STEP_INDEX: ("moe.step", "moe.placement",),
+    RANK: ("moe.step", "moe.placement",),
+    WORLD_SIZE: ("moe.step", "moe.placement",),
+    EP_RANK: ("moe.step",),
+    EP_SIZE: ("moe.step",),
+    EP_GROUP: ("moe.step",),
+    MICROBATCH_INDEX: ("moe.step", "moe.phase",),
+    FORWARD_MODE: ("moe.step",),
+    SAMPLE_PERIOD: ("moe.step",),
+    STEP_WARMUP: ("moe.step",),
+    CLOCK: ("moe.step",),
+    DURATION_NS: ("moe.step",),
+    ANCHOR_ERROR_NS: ("moe.step",),
+    MODEL_NAME: ("moe.step",),
+    MODEL_VERSION: ("moe.step",),
+    COHORT: ("moe.step",),
+    PLACEMENT_VERSION: ("moe.step", "moe.placement",),
+    COLUMNS_PHASES: ("moe.step",),
+    COLUMNS_EXPERTS: ("moe.step",),
+    COLUMNS_TRAFFIC: ("moe.step",),
+    PLACEMENT_EXPERTS: ("moe.placement",),
+    PLACEMENT_RANKS: ("moe.placement",),
+    PLACEMENT_DIGEST: ("moe.placement",),
+    COLUMNS_PLACEMENT: ("moe.placement",),
+    PLACEMENT_KIND: ("moe.placement",),
+    PLACEMENT_POLICY: ("moe.placement",),
+    PLACEMENT_PROPOSER: ("moe.placement",),
+    PLACEMENT_WINDOW_FIRST: ("moe.placement",),
+    PLACEMENT_WINDOW_LAST: ("moe.placement",),
+    PLACEMENT_ACCEPT_SLOWDOWN: ("moe.placement",),
+    PLACEMENT_ACCEPT_ERRORS: ("moe.placement",),
+    PLACEMENT_ROLLBACK: ("moe.placement",),
+    PLACEMENT_COUNTS: ("moe.placement",),
+    PLACEMENT_EXPERT_BYTES: ("moe.placement",),
+    PLACEMENT_MEMORY_BYTES: ("moe.placement",),
+    PLACEMENT_WEIGHTS: ("moe.placement",),
+    COLUMNS_VIOLATIONS: ("moe.step",),
+    COLUMNS_COACTIVATION: ("moe.step",),
+    COVERAGE_EXPECTED_SITES: ("moe.step",),
+    COVERAGE_SEEN_SITES: ("moe.step",),
+    TRACER_NS: ("moe.step",),
+    PHASE: ("moe.phase",),
+    LAYER_INDEX: ("moe.phase",),
+    DIRECTION: ("moe.phase",),
+    ORDINAL: ("moe.phase",),
+    STREAM: ("moe.phase",),
+    FLAGS: ("moe.phase",),
+    BYTES: ("moe.phase",),
+    ROWS: ("moe.phase",),
+}
+"""Attribute -> spans that the collector reads it from."""

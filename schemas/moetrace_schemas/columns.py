@@ -5,8 +5,8 @@ little-endian array, so a reader maps a column without touching the others:
 
     magic 4s | version u16 | kind u16 | number of rows u32 | column 0 | column 1 | ... | values
 
-`phases` has no values. `experts` and `traffic` are ragged: the row table says how many int64
-values belong to each row, and the values follow all rows.
+`experts`, `traffic` and `placement` are ragged: the row table says how many int64 values belong to each
+row, and the values follow all rows. The others have no values.
 
 Standard library only: the writer runs in the model process, where numpy may be absent. The
 collector reads the same layout with numpy (moetrace_collectors.decode).
@@ -95,6 +95,32 @@ TRAFFIC = Layout(
     lengths="length",
 )
 """Rows sent to each expert-parallel rank: `length` values per (layer, phase); bytes = rows x row_bytes."""
+
+PLACEMENT = Layout(
+    kind=4,
+    columns=(Column("layer", "h"), Column("length", "I")),
+    lengths="length",
+)
+"""Logical expert in each slot of a layer, slots numbered rank by rank; -1 = empty slot."""
+
+
+VIOLATIONS = Layout(
+    kind=4,
+    columns=(Column("layer", "h"), Column("violation", "B"), Column("count", "I")),
+)
+"""Routing violations of a checked step: one row per (layer, violation)."""
+
+COACTIVATION = Layout(
+    kind=5,
+    columns=(
+        Column("layer", "h"),
+        Column("span", "B"),
+        Column("first", "H"),
+        Column("second", "H"),  # an expert of the same layer (within) or of the next MoE layer (across)
+        Column("count", "I"),
+    ),
+)
+"""Tokens that two experts share: one row per pair that occurred."""
 
 
 class ColumnsError(ValueError):

@@ -64,11 +64,43 @@ class CountKind(StrEnum):
     INVALID = "invalid"
     """Source side: ids outside [0, num_experts); one value: the total. Left out of routed."""
     DROPPED = "dropped"
-    """Source side: pairs dropped by an expert's capacity."""
+    """Source side: pairs dropped by an expert's capacity; routed + dropped is what was selected."""
     RECEIVED = "received"
     """Destination side: rows that this rank's experts received, per logical expert (zero for experts that live elsewhere)."""
     RECOMPUTE = "recompute"
     """Source side: pairs seen again by activation recompute; left out of routed."""
+    EXECUTED = "executed"
+    """Destination side: rows that this rank's experts computed, per logical expert; only of checked steps, and only where it is not what was received (without expert parallelism: routed + padding)."""
+    DUMMY = "dummy"
+    """Source side: pairs of a dummy batch (an idle rank that keeps the others company); one value: the total. Left out of all other kinds."""
+
+
+class RoutingViolation(StrEnum):
+    """What a routing receipt contradicts. Counted, never raised into the model."""
+
+    ID_OUT_OF_RANGE = "id_out_of_range"
+    """A router chose an id that is no expert. Unit: pairs."""
+    DUPLICATE_EXPERT = "duplicate_expert"
+    """A token holds the same expert in two slots. Unit: surplus slots."""
+    WEIGHT_NOT_FINITE = "weight_not_finite"
+    """A routing weight of a real token is NaN or infinite. Unit: tokens."""
+    WEIGHT_NOT_NORMALISED = "weight_not_normalised"
+    """The weights of a real token do not add up to what the model says. Unit: tokens."""
+    CONSERVATION = "conservation"
+    """Pairs are lost without a reason: selected is not admitted + dropped, or less was executed than admitted. Unit: pairs."""
+    EXECUTED_NOT_SELECTED = "executed_not_selected"
+    """Experts computed rows that no router of the expert-parallel group sent them. Unit: rows."""
+    TRAFFIC_MISMATCH = "traffic_mismatch"
+    """The dispatcher sent a rank other numbers of rows than counts and placement say. Unit: rows."""
+
+
+class CoactivationSpan(StrEnum):
+    """Between what a co-activation was counted."""
+
+    WITHIN = "within"
+    """Two experts of one layer that serve the same token; first < second."""
+    ACROSS = "across"
+    """An expert of this layer and one of the next MoE layer that serve the same token."""
 
 
 class Evidence(StrEnum):
@@ -133,6 +165,17 @@ class DropReason(StrEnum):
     """A step was replaced before it ended."""
     INTERNAL_ERROR = "internal_error"
     """A fault of the tracer itself; see moetrace_self_errors_total."""
+    EVENT_POOL_EMPTY = "event_pool_empty"
+    """A step needed more device events than its pool holds; it was dropped as a whole."""
+
+
+class SkipReason(StrEnum):
+    """Why a wrapped call of a recorded step has no time of its own (the step is kept)."""
+
+    CUDA_GRAPH = "cuda_graph"
+    """It ran in a captured graph that holds no marks, or whose marks the next replay had overwritten; its time is a row fused with flag CAPTURED."""
+    ONE_QUEUE = "one_queue"
+    """CUDA_DEVICE_MAX_CONNECTIONS=1: an event on another stream could make streams wait for each other, so none is recorded there."""
 
 
 class RejectReason(StrEnum):
@@ -152,6 +195,95 @@ class RejectReason(StrEnum):
     """Over the size limit, compressed or decompressed."""
     IDENTITY_MISMATCH = "identity_mismatch"
     """Trace id does not match run id and step, or ranks disagree on the world size."""
+    WAL_DAMAGED = "wal_damaged"
+    """Acknowledged, and then not readable in the write-ahead log of the running collector."""
+    TOO_MANY_SPANS = "too_many_spans"
+    """A request with more spans, or more messages inside them, than is taken at once."""
+    TOO_MANY_ATTRIBUTES = "too_many_attributes"
+    """A span with more attributes, events and links than is taken."""
+    ATTRIBUTE_TOO_LARGE = "attribute_too_large"
+    """An attribute, or all but the packed columns together, over the size limit."""
+    TOO_DEEP = "too_deep"
+    """JSON or values nested deeper than is taken."""
+
+
+class RefuseReason(StrEnum):
+    """Why the collector turned a request or a connection away before looking at what it holds."""
+
+    NO_TOKEN = "no_token"
+    """A route that needs a token was asked without one (401)."""
+    UNKNOWN_TOKEN = "unknown_token"
+    """The token is none of the collector's (401)."""
+    MISSING_SCOPE = "missing_scope"
+    """The token is known and does not have the route's scope (403)."""
+    FOREIGN_HOST = "foreign_host"
+    """Host is no loopback name while the collector listens on loopback (421)."""
+    CROSS_SITE = "cross_site"
+    """A page of another site made a browser ask (403)."""
+    RATE_LIMITED = "rate_limited"
+    """More requests than one client may make (429)."""
+    TOO_MANY_CONNECTIONS = "too_many_connections"
+    """Every connection is in use (503)."""
+    SLOW_REQUEST = "slow_request"
+    """The head of a request did not come in time; the connection was closed."""
+    NOT_HTTP = "not_http"
+    """What came is not HTTP (400)."""
+
+
+class QueryFailure(StrEnum):
+    """Why a query over SQL was not answered."""
+
+    BAD_REQUEST = "bad_request"
+    """Not a query, or one that the engine does not understand (400)."""
+    NOT_ALLOWED = "not_allowed"
+    """Not reading, or reaching outside the store (403)."""
+    NOT_FOUND = "not_found"
+    """No such table or database (404)."""
+    NOT_RECEIVED = "not_received"
+    """The query did not come in time, or its sender left (408, 499)."""
+    TOO_LARGE = "too_large"
+    """Query or result over its limit (413)."""
+    TOO_MANY = "too_many"
+    """As many queries as may run at once were running (503)."""
+    TIMEOUT = "timeout"
+    """Over the time limit (504)."""
+    MEMORY = "memory"
+    """Over the memory limit (507)."""
+    FAILED = "failed"
+    """The engine failed otherwise (500)."""
+
+
+class PlacementEvent(StrEnum):
+    """What a row of the placement ledger records."""
+
+    PROPOSED = "proposed"
+    """A planner or a person proposed a mapping; it is not in force."""
+    ANNOUNCED = "announced"
+    """The model process announced a mapping that is in force from a step on."""
+    APPLIED = "applied"
+    """The first joined step that ran under another version than the step before."""
+    JUDGED = "judged"
+    """Steps before and after were compared; the result is in the row."""
+
+
+class CountIds(StrEnum):
+    """What expert counts are numbered by."""
+
+    LOGICAL = "logical"
+    """Logical experts, as the router chooses them."""
+    PHYSICAL = "physical"
+    """Physical experts: slots of the placement in force."""
+
+
+class ChangeVerdict(StrEnum):
+    """What a comparison before and after a change of placement came to."""
+
+    ACCEPTED = "accepted"
+    """The thresholds hold within the confidence interval."""
+    REGRESSED = "regressed"
+    """A threshold is exceeded with all of the confidence interval: roll back."""
+    NOT_ENOUGH_EVIDENCE = "not_enough_evidence"
+    """Too few steps of like size, or an interval on both sides of a threshold."""
 
 
 PHASE_BY_CODE: dict[int, Phase] = {
@@ -196,10 +328,33 @@ COUNT_KIND_BY_CODE: dict[int, CountKind] = {
     3: CountKind.DROPPED,
     4: CountKind.RECEIVED,
     5: CountKind.RECOMPUTE,
+    6: CountKind.EXECUTED,
+    7: CountKind.DUMMY,
 }
 """Wire code -> CountKind."""
 COUNT_KIND_CODE: dict[CountKind, int] = {member: code for code, member in COUNT_KIND_BY_CODE.items()}
 """CountKind -> wire code."""
+
+ROUTING_VIOLATION_BY_CODE: dict[int, RoutingViolation] = {
+    0: RoutingViolation.ID_OUT_OF_RANGE,
+    1: RoutingViolation.DUPLICATE_EXPERT,
+    2: RoutingViolation.WEIGHT_NOT_FINITE,
+    3: RoutingViolation.WEIGHT_NOT_NORMALISED,
+    4: RoutingViolation.CONSERVATION,
+    5: RoutingViolation.EXECUTED_NOT_SELECTED,
+    6: RoutingViolation.TRAFFIC_MISMATCH,
+}
+"""Wire code -> RoutingViolation."""
+ROUTING_VIOLATION_CODE: dict[RoutingViolation, int] = {member: code for code, member in ROUTING_VIOLATION_BY_CODE.items()}
+"""RoutingViolation -> wire code."""
+
+COACTIVATION_SPAN_BY_CODE: dict[int, CoactivationSpan] = {
+    0: CoactivationSpan.WITHIN,
+    1: CoactivationSpan.ACROSS,
+}
+"""Wire code -> CoactivationSpan."""
+COACTIVATION_SPAN_CODE: dict[CoactivationSpan, int] = {member: code for code, member in COACTIVATION_SPAN_BY_CODE.items()}
+"""CoactivationSpan -> wire code."""
 
 EVIDENCE_BY_CODE: dict[int, Evidence] = {
     0: Evidence.CLEAR,
@@ -242,10 +397,19 @@ DROP_REASON_BY_CODE: dict[int, DropReason] = {
     5: DropReason.SHUTDOWN_DEADLINE,
     6: DropReason.STEP_ABORTED,
     7: DropReason.INTERNAL_ERROR,
+    8: DropReason.EVENT_POOL_EMPTY,
 }
 """Wire code -> DropReason."""
 DROP_REASON_CODE: dict[DropReason, int] = {member: code for code, member in DROP_REASON_BY_CODE.items()}
 """DropReason -> wire code."""
+
+SKIP_REASON_BY_CODE: dict[int, SkipReason] = {
+    0: SkipReason.CUDA_GRAPH,
+    1: SkipReason.ONE_QUEUE,
+}
+"""Wire code -> SkipReason."""
+SKIP_REASON_CODE: dict[SkipReason, int] = {member: code for code, member in SKIP_REASON_BY_CODE.items()}
+"""SkipReason -> wire code."""
 
 REJECT_REASON_BY_CODE: dict[int, RejectReason] = {
     0: RejectReason.MALFORMED_REQUEST,
@@ -255,7 +419,69 @@ REJECT_REASON_BY_CODE: dict[int, RejectReason] = {
     4: RejectReason.UNSUPPORTED_SCHEMA_VERSION,
     5: RejectReason.BODY_TOO_LARGE,
     6: RejectReason.IDENTITY_MISMATCH,
+    7: RejectReason.WAL_DAMAGED,
+    8: RejectReason.TOO_MANY_SPANS,
+    9: RejectReason.TOO_MANY_ATTRIBUTES,
+    10: RejectReason.ATTRIBUTE_TOO_LARGE,
+    11: RejectReason.TOO_DEEP,
 }
 """Wire code -> RejectReason."""
 REJECT_REASON_CODE: dict[RejectReason, int] = {member: code for code, member in REJECT_REASON_BY_CODE.items()}
 """RejectReason -> wire code."""
+
+REFUSE_REASON_BY_CODE: dict[int, RefuseReason] = {
+    0: RefuseReason.NO_TOKEN,
+    1: RefuseReason.UNKNOWN_TOKEN,
+    2: RefuseReason.MISSING_SCOPE,
+    3: RefuseReason.FOREIGN_HOST,
+    4: RefuseReason.CROSS_SITE,
+    5: RefuseReason.RATE_LIMITED,
+    6: RefuseReason.TOO_MANY_CONNECTIONS,
+    7: RefuseReason.SLOW_REQUEST,
+    8: RefuseReason.NOT_HTTP,
+}
+"""Wire code -> RefuseReason."""
+REFUSE_REASON_CODE: dict[RefuseReason, int] = {member: code for code, member in REFUSE_REASON_BY_CODE.items()}
+"""RefuseReason -> wire code."""
+
+QUERY_FAILURE_BY_CODE: dict[int, QueryFailure] = {
+    0: QueryFailure.BAD_REQUEST,
+    1: QueryFailure.NOT_ALLOWED,
+    2: QueryFailure.NOT_FOUND,
+    3: QueryFailure.NOT_RECEIVED,
+    4: QueryFailure.TOO_LARGE,
+    5: QueryFailure.TOO_MANY,
+    6: QueryFailure.TIMEOUT,
+    7: QueryFailure.MEMORY,
+    8: QueryFailure.FAILED,
+}
+"""Wire code -> QueryFailure."""
+QUERY_FAILURE_CODE: dict[QueryFailure, int] = {member: code for code, member in QUERY_FAILURE_BY_CODE.items()}
+"""QueryFailure -> wire code."""
+
+PLACEMENT_EVENT_BY_CODE: dict[int, PlacementEvent] = {
+    0: PlacementEvent.PROPOSED,
+    1: PlacementEvent.ANNOUNCED,
+    2: PlacementEvent.APPLIED,
+    3: PlacementEvent.JUDGED,
+}
+"""Wire code -> PlacementEvent."""
+PLACEMENT_EVENT_CODE: dict[PlacementEvent, int] = {member: code for code, member in PLACEMENT_EVENT_BY_CODE.items()}
+"""PlacementEvent -> wire code."""
+
+COUNT_IDS_BY_CODE: dict[int, CountIds] = {
+    0: CountIds.LOGICAL,
+    1: CountIds.PHYSICAL,
+}
+"""Wire code -> CountIds."""
+COUNT_IDS_CODE: dict[CountIds, int] = {member: code for code, member in COUNT_IDS_BY_CODE.items()}
+"""CountIds -> wire code."""
+
+CHANGE_VERDICT_BY_CODE: dict[int, ChangeVerdict] = {
+    0: ChangeVerdict.ACCEPTED,
+    1: ChangeVerdict.REGRESSED,
+    2: ChangeVerdict.NOT_ENOUGH_EVIDENCE,
+}
+"""Wire code -> ChangeVerdict."""
+CHANGE_VERDICT_CODE: dict[ChangeVerdict, int] = {member: code for code, member in CHANGE_VERDICT_BY_CODE.items()}
+"""ChangeVerdict -> wire code."""

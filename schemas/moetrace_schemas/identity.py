@@ -55,6 +55,18 @@ def phase_span_id(
     return int.from_bytes(digest, "big") or 1
 
 
+def placement_span_id(trace: int, version: int, rank: int) -> int:
+    """64-bit span id of a placement that one rank announces: blake2b-64(trace id, version, rank)."""
+    digest = _digest(
+        8,
+        b"moetrace.place",
+        trace.to_bytes(16, "big"),
+        version.to_bytes(4, "little"),
+        rank.to_bytes(4, "little"),
+    )
+    return int.from_bytes(digest, "big") or 1
+
+
 def is_sampled(run_id: str, step: int, period: int) -> bool:
     """Whether `step` is one of the 1-in-`period` sampled steps; all ranks decide alike.
 

@@ -49,6 +49,14 @@ SELF_ERRORS_TOTAL = MetricSpec(
     max_series=16,
     side="library",
 )
+SELF_SKIPPED_TOTAL = MetricSpec(
+    name="moetrace_self_skipped_total",
+    kind="counter",
+    help="Calls of recorded steps that have no time of their own, by reason.",
+    labels=("reason",),
+    max_series=8,
+    side="library",
+)
 SELF_EXPECTED_SITES = MetricSpec(
     name="moetrace_self_expected_sites",
     kind="gauge",
@@ -63,6 +71,14 @@ SELF_SEEN_SITES = MetricSpec(
     help="Wrapped call sites that fired in the last sampled step.",
     labels=(),
     max_series=1,
+    side="library",
+)
+SELF_ROUTING_VIOLATIONS_TOTAL = MetricSpec(
+    name="moetrace_self_routing_violations_total",
+    kind="counter",
+    help="Contradictions in the routing of checked steps of this rank, by reason (ENUMS.md says the unit of each).",
+    labels=("reason",),
+    max_series=8,
     side="library",
 )
 SELF_EXPORT_QUEUE_STEPS = MetricSpec(
@@ -156,9 +172,89 @@ COLLECTOR_THROTTLED_TOTAL = MetricSpec(
 COLLECTOR_PENDING = MetricSpec(
     name="moetrace_collector_pending",
     kind="gauge",
-    help="Rank steps waiting in the join window.",
+    help="Rank steps acknowledged and not yet joined: in memory, in the write-ahead log or in the join window.",
     labels=(),
     max_series=1,
+    side="collector",
+)
+COLLECTOR_UNAVAILABLE_TOTAL = MetricSpec(
+    name="moetrace_collector_unavailable_total",
+    kind="counter",
+    help="Requests told to come back because they could not be made durable; nothing of them was acknowledged.",
+    labels=(),
+    max_series=1,
+    side="collector",
+)
+COLLECTOR_UNREAD_CALLS_TOTAL = MetricSpec(
+    name="moetrace_collector_unread_calls_total",
+    kind="counter",
+    help="gRPC calls that ended before their message was read: larger than gRPC takes, or the client went away.",
+    labels=(),
+    max_series=1,
+    side="collector",
+)
+COLLECTOR_REUSED_RUN_IDS_TOTAL = MetricSpec(
+    name="moetrace_collector_reused_run_ids_total",
+    kind="counter",
+    help="Runs that came under the id of an earlier run and are stored apart.",
+    labels=(),
+    max_series=1,
+    side="collector",
+)
+COLLECTOR_WAL_BYTES = MetricSpec(
+    name="moetrace_collector_wal_bytes",
+    kind="gauge",
+    help="Size of the write-ahead log.",
+    labels=(),
+    max_series=1,
+    side="collector",
+)
+COLLECTOR_WAL_BACKLOG_REQUESTS = MetricSpec(
+    name="moetrace_collector_wal_backlog_requests",
+    kind="gauge",
+    help="Requests that wait in the write-ahead log because memory is full or the collector has just started.",
+    labels=(),
+    max_series=1,
+    side="collector",
+)
+COLLECTOR_WAL_SYNCS_TOTAL = MetricSpec(
+    name="moetrace_collector_wal_syncs_total",
+    kind="counter",
+    help="Syncs of the write-ahead log; requests of one moment share one.",
+    labels=(),
+    max_series=1,
+    side="collector",
+)
+COLLECTOR_WAL_REPLAYED_TOTAL = MetricSpec(
+    name="moetrace_collector_wal_replayed_total",
+    kind="counter",
+    help="Requests found in the write-ahead log at the start and read again.",
+    labels=(),
+    max_series=1,
+    side="collector",
+)
+COLLECTOR_WAL_DAMAGED_BYTES_TOTAL = MetricSpec(
+    name="moetrace_collector_wal_damaged_bytes_total",
+    kind="counter",
+    help="Bytes of the write-ahead log that could not be read at the start.",
+    labels=(),
+    max_series=1,
+    side="collector",
+)
+COLLECTOR_REFUSED_TOTAL = MetricSpec(
+    name="moetrace_collector_refused_total",
+    kind="counter",
+    help="Requests and connections turned away before anything of them was read: no right, too many, too slow.",
+    labels=("reason",),
+    max_series=16,
+    side="collector",
+)
+COLLECTOR_QUERY_FAILURES_TOTAL = MetricSpec(
+    name="moetrace_collector_query_failures_total",
+    kind="counter",
+    help="SQL queries that were not answered, by why.",
+    labels=("reason",),
+    max_series=16,
     side="collector",
 )
 COLLECTOR_STEPS_TOTAL = MetricSpec(
@@ -393,6 +489,62 @@ PLACEMENT_PREVIOUS_VERSION = MetricSpec(
     max_series=64,
     side="collector",
 )
+PLACEMENT_ROWS_TOTAL = MetricSpec(
+    name="moetrace_placement_rows_total",
+    kind="counter",
+    help="Rows appended to the placement ledger, by event.",
+    labels=("run_id", "event",),
+    max_series=256,
+    side="collector",
+)
+PLACEMENT_EXPERTS_COPIED_TOTAL = MetricSpec(
+    name="moetrace_placement_experts_copied_total",
+    kind="counter",
+    help="Experts that ranks had to fetch because they did not hold them in the epoch before, over all layers.",
+    labels=("run_id",),
+    max_series=64,
+    side="collector",
+)
+PLACEMENT_COPIED_BYTES_TOTAL = MetricSpec(
+    name="moetrace_placement_copied_bytes_total",
+    kind="counter",
+    help="Weights of those experts; only where the size of an expert was told.",
+    labels=("run_id",),
+    max_series=64,
+    side="collector",
+)
+PLACEMENT_REPLICAS = MetricSpec(
+    name="moetrace_placement_replicas",
+    kind="gauge",
+    help="Filled slots beyond one per logical expert in the placement in force, over all layers; absent where no mapping was told.",
+    labels=("run_id",),
+    max_series=64,
+    side="collector",
+)
+PLACEMENT_ROLLBACK_VERSION = MetricSpec(
+    name="moetrace_placement_rollback_version",
+    kind="gauge",
+    help="Placement epoch that the one in force would be rolled back to, as it was announced or else the one before.",
+    labels=("run_id",),
+    max_series=64,
+    side="collector",
+)
+PLACEMENT_VERDICTS_TOTAL = MetricSpec(
+    name="moetrace_placement_verdicts_total",
+    kind="counter",
+    help="Changes of placement that were judged while running: accepted, regressed, not_enough_evidence.",
+    labels=("run_id", "verdict",),
+    max_series=192,
+    side="collector",
+)
+COLLECTOR_PLACEMENTS_TOTAL = MetricSpec(
+    name="moetrace_collector_placements_total",
+    kind="counter",
+    help="Placements received, by outcome: recorded, repeated, conflicting (another mapping under a version that has one already).",
+    labels=("outcome",),
+    max_series=4,
+    side="collector",
+)
 RUN_INFO = MetricSpec(
     name="moetrace_run_info",
     kind="gauge",
@@ -460,9 +612,25 @@ RANK_LOAD_IMBALANCE_RATIO = MetricSpec(
 EXCLUDED_PAIRS_TOTAL = MetricSpec(
     name="moetrace_excluded_pairs_total",
     kind="counter",
-    help="Pairs left out of expert counts, by reason: padding, invalid, dropped, recompute.",
+    help="Pairs left out of expert counts, by reason: padding, invalid, dropped, recompute, dummy.",
     labels=("run_id", "reason",),
     max_series=256,
+    side="collector",
+)
+ROUTING_VIOLATIONS_TOTAL = MetricSpec(
+    name="moetrace_routing_violations_total",
+    kind="counter",
+    help="Contradictions in the routing of checked steps, by reason: those that ranks report, and those that show only over an expert-parallel group.",
+    labels=("run_id", "reason",),
+    max_series=512,
+    side="collector",
+)
+RANK_SITE_COVERAGE_RATIO = MetricSpec(
+    name="moetrace_rank_site_coverage_ratio",
+    kind="gauge",
+    help="Wrapped call sites that fired in the rank's last joined step over those that should have.",
+    labels=("run_id", "rank",),
+    max_series=8192,
     side="collector",
 )
 SERIES_REFUSED_TOTAL = MetricSpec(
@@ -479,8 +647,10 @@ ALL: tuple[MetricSpec, ...] = (
     SELF_DROPPED_STEPS_TOTAL,
     SELF_EXPORTED_STEPS_TOTAL,
     SELF_ERRORS_TOTAL,
+    SELF_SKIPPED_TOTAL,
     SELF_EXPECTED_SITES,
     SELF_SEEN_SITES,
+    SELF_ROUTING_VIOLATIONS_TOTAL,
     SELF_EXPORT_QUEUE_STEPS,
     PHASE_DURATION_SECONDS,
     STEP_DURATION_SECONDS,
@@ -493,6 +663,16 @@ ALL: tuple[MetricSpec, ...] = (
     COLLECTOR_REJECTED_TOTAL,
     COLLECTOR_THROTTLED_TOTAL,
     COLLECTOR_PENDING,
+    COLLECTOR_UNAVAILABLE_TOTAL,
+    COLLECTOR_UNREAD_CALLS_TOTAL,
+    COLLECTOR_REUSED_RUN_IDS_TOTAL,
+    COLLECTOR_WAL_BYTES,
+    COLLECTOR_WAL_BACKLOG_REQUESTS,
+    COLLECTOR_WAL_SYNCS_TOTAL,
+    COLLECTOR_WAL_REPLAYED_TOTAL,
+    COLLECTOR_WAL_DAMAGED_BYTES_TOTAL,
+    COLLECTOR_REFUSED_TOTAL,
+    COLLECTOR_QUERY_FAILURES_TOTAL,
     COLLECTOR_STEPS_TOTAL,
     COLLECTOR_MISSING_RANKS_TOTAL,
     COLLECTOR_FOREIGN_SPANS_TOTAL,
@@ -522,6 +702,13 @@ ALL: tuple[MetricSpec, ...] = (
     GROUP_INFO,
     PLACEMENT_VERSION,
     PLACEMENT_PREVIOUS_VERSION,
+    PLACEMENT_ROWS_TOTAL,
+    PLACEMENT_EXPERTS_COPIED_TOTAL,
+    PLACEMENT_COPIED_BYTES_TOTAL,
+    PLACEMENT_REPLICAS,
+    PLACEMENT_ROLLBACK_VERSION,
+    PLACEMENT_VERDICTS_TOTAL,
+    COLLECTOR_PLACEMENTS_TOTAL,
     RUN_INFO,
     ROUTED_PAIRS_TOTAL,
     EXPERT_TOKENS_TOTAL,
@@ -531,6 +718,8 @@ ALL: tuple[MetricSpec, ...] = (
     EXPERT_LOAD_CV_RATIO,
     RANK_LOAD_IMBALANCE_RATIO,
     EXCLUDED_PAIRS_TOTAL,
+    ROUTING_VIOLATIONS_TOTAL,
+    RANK_SITE_COVERAGE_RATIO,
     SERIES_REFUSED_TOTAL,
 )
 """Every metric, in catalogue order."""

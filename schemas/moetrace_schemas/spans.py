@@ -4,5 +4,7 @@ from __future__ import annotations
 
 MOE_STEP = "moe.step"
 """One rank's step (or one microbatch of it). trace id = blake2b-128(run id, step); span id = blake2b-64(trace id, rank, microbatch): every rank derives the same trace without talking."""
+MOE_PLACEMENT = "moe.placement"
+"""A placement of the experts and its terms. It lies in the trace of the step that it begins with, so a change shows beside what it changed; trace id as of moe.step, span id = blake2b-64(trace id, version, rank). Sent by the first rank of each expert-parallel group, and again until the collector has taken it."""
 MOE_PHASE = "moe.phase"
 """One phase row as a span of its own, for backends that show spans and for instrumentation that cannot pack columns: children of a moe.step span without moetrace.columns.phases, in the same export request. span id = blake2b-64(parent span id, layer, phase, direction, microbatch, ordinal, barrier)."""

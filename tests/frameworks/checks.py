@@ -193,6 +193,7 @@ def check(
     )
     layers = list(layers) if layers is not None else [layer.layer for layer in traced.report.layers]
     for record in traced.records:
+        assert record.violations == (), record.violations
         for layer in layers:
             expected = phases[layer] if isinstance(phases, dict) else phases
             assert expected is None or sequence(record, layer) == expected, (

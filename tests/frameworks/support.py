@@ -18,6 +18,7 @@ COLUMNS = (
     "dispatch",
     "experts",
     "combine",
+    "checks",
     "counts",
     "graphs",
     "compile",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,8 @@ from moetrace.context import RankContext
 from moetrace.testing import MemoryEmitter
 from moetrace.timing.cuda_events import CudaClock
 from moetrace.tracer import Tracer
+from moetrace_schemas.columns import RowFlag
+from moetrace_schemas.enums import Phase
 
 pytestmark = [
     pytest.mark.gpu,
@@ -120,3 +123,84 @@ def test_outputs_and_gradients_are_bit_identical_on_the_device() -> None:
     traced = run()
     tracer.shutdown()
     assert all(torch.equal(a, b) for a, b in zip(plain, traced, strict=True))
+
+
+def tracer_on_cuda() -> tuple[Tracer, MemoryEmitter]:
+    """A tracer with device events."""
+    emitter = MemoryEmitter()
+    context = RankContext(
+        run_id="gpu", rank=0, world_size=1, ep_rank=0, ep_size=1, ep_group=0, host_name="host"
+    )
+    settings = {"endpoint": "", "max_intervals": 64, "clock": "cuda"}
+    return Tracer(Config.load(settings, {}), context, [emitter]), emitter
+
+
+def test_calls_inside_a_replay_are_told_apart_and_counted() -> None:
+    """External events captured with the work are recorded by each replay; counts are those of the replay."""
+    tracer, emitter = tracer_on_cuda()
+    gate = torch.nn.Linear(64, 8, device="cuda")
+    inner = torch.nn.Linear(64, 64, device="cuda")
+    hidden = torch.randn(128, 64, device="cuda")
+    parts = tracer.wrap(router=lambda x: gate(x).softmax(-1).topk(2), experts=inner, layer=0, num_experts=8)
+
+    def run() -> torch.Tensor:
+        weights, _ = parts.router(hidden)
+        result: torch.Tensor = parts.experts(hidden) * weights.sum(-1, keepdim=True)
+        return result
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad(), torch.cuda.stream(side):
+        expected = run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        output = run()
+    for count in (1, 2):
+        with tracer.step():
+            graph.replay()
+        torch.cuda.synchronize()
+        step = emitter.wait_for(count, timeout_s=30)[-1]
+        rows = {row.phase: row for row in step.phases if row.flags & RowFlag.CAPTURED}
+        assert rows[Phase.EXPERT_GEMM].duration_ns > 0
+        assert [sum(row.counts) for row in step.experts] == [256]
+    assert torch.equal(output, expected)
+    assert tracer.metrics.skipped == {}
+    tracer.shutdown()
+    assert tracer.guard.errors == {}
+
+
+def test_a_call_on_another_stream_lies_beside_the_steps_own() -> None:
+    """Its row carries the stream, and its time is the work's."""
+    tracer, emitter = tracer_on_cuda()
+    side = torch.cuda.Stream()
+
+    def shared() -> None:
+        with torch.cuda.stream(side):
+            parts_on_side.shared_expert()
+
+    parts_on_side = tracer.wrap(shared_expert=lambda: busy(20_000_000), layer=0)
+    parts = tracer.wrap(experts=lambda: busy(40_000_000), layer=0)
+    with tracer.step():
+        shared()
+        parts.experts()
+    torch.cuda.synchronize()
+    (step,) = emitter.wait_for(1, timeout_s=30)
+    tracer.shutdown()
+    streams = {row.phase: row.stream for row in step.phases}
+    assert (streams[Phase.SHARED_EXPERT], streams[Phase.EXPERT_GEMM]) == (1, 0)
+
+
+def test_a_step_is_placed_in_unix_time_within_its_error() -> None:
+    """The device's start lies between the host's looks, give or take what the anchor says."""
+    tracer, emitter = tracer_on_cuda()
+    torch.cuda.synchronize()
+    before = time.time_ns()
+    with tracer.step():
+        busy(1_000_000)
+    torch.cuda.synchronize()
+    after = time.time_ns()
+    (step,) = emitter.wait_for(1, timeout_s=30)
+    tracer.shutdown()
+    assert 0 <= step.anchor_error_ns < 1_000_000
+    assert before - step.anchor_error_ns <= step.start_unix_ns <= after + step.anchor_error_ns

@@ -136,7 +136,8 @@ def collector(directory: Path, *options: str) -> Iterator[CollectorProcess]:
     try:
         note = directory / "collector.json"
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not note.exists():
+        # One that was killed has left its note behind; until the new one owns the directory it is there.
+        while not note.exists() or json.loads(note.read_text())["pid"] != process.pid:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"the collector did not start: {process.stderr.read()}")
             time.sleep(0.02)

@@ -82,6 +82,9 @@ def run_case(rank: int, world_size: int, name: str, mode: str) -> dict[str, Any]
         emitters=[emitter],
         endpoint=sys.argv[5],
         warmup_steps=0,
+        check_steps=1,
+        coactivation_steps=1,
+        coactivation_layers=len(spec.layers),
     )
     tracer.drain.emitters.append(OtlpEmitter(lambda: tracer, tracer.metrics, tracer.config))
     report = moetrace.instrument(model, strict=True)
@@ -106,6 +109,8 @@ def run_case(rank: int, world_size: int, name: str, mode: str) -> dict[str, Any]
                 "counts": {f"{row.layer} {row.kind}": row.counts for row in record.experts},
                 "traffic": {f"{row.layer} {row.phase}": row.rows for row in record.traffic},
                 "row_bytes": sorted({row.row_bytes for row in record.traffic}),
+                "violations": [[row.layer, row.violation, row.count] for row in record.violations],
+                "pairs": pairs(choices[record.step], batches.at(record.step)),
                 "duration": record.duration_ns,
                 "rows": [
                     [row.layer, row.phase, row.direction, row.flags, row.duration_ns, row.rows, row.bytes]
@@ -157,6 +162,19 @@ def expected(choices: dict[int, Any], batch: Any, num_experts: int) -> dict[str,
         for kind, keep in (("routed", real), ("padding", ~real)):
             counts[f"{layer} {kind}"] = torch.bincount(ids[keep].flatten(), minlength=num_experts).tolist()
     return counts
+
+
+def pairs(choices: dict[int, Any], batch: Any) -> list[list[int]]:
+    """[layer, first expert, second expert, tokens] of every pair that a real token holds."""
+    from collections import Counter
+    from itertools import combinations
+
+    real = batch.attention_mask.bool().flatten()
+    found: Counter[tuple[int, int, int]] = Counter()
+    for layer, ids in choices.items():
+        for row in ids[real].tolist():
+            found.update((layer, first, second) for first, second in combinations(sorted(row), 2))
+    return [[*pair, tokens] for pair, tokens in sorted(found.items())]
 
 
 if __name__ == "__main__":

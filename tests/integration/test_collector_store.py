@@ -12,6 +12,7 @@ import pytest
 from integration.collector_process import ROOT, environment, moetrace, rows
 from moetrace_collectors.sinks import clickhouse_rows
 from moetrace_collectors.testing import SyntheticRun
+from moetrace_schemas.clickhouse.render import migrations
 
 
 def run_python(code: str, *arguments: str) -> str:
@@ -31,11 +32,12 @@ def run_python(code: str, *arguments: str) -> str:
 def test_an_empty_store_is_migrated_once(tmp_path: Path) -> None:
     """`moetrace migrate` makes all tables, and a second time finds nothing to do."""
     first = moetrace("migrate", "--dir", str(tmp_path))
-    assert (first.returncode, first.stdout.count("applied ")) == (0, 8)
+    versions = [migration.version for migration in migrations()]
+    assert (first.returncode, first.stdout.count("applied ")) == (0, len(versions))
     second = moetrace("migrate", "--dir", str(tmp_path))
     assert (second.returncode, second.stdout.strip().endswith("database moetrace is current")) == (0, True)
     assert rows(tmp_path, "SELECT version FROM schema_migrations FINAL ORDER BY version") == [
-        {"version": version} for version in range(1, 9)
+        {"version": version} for version in versions
     ]
 
 
@@ -77,13 +79,14 @@ trees = [connection.query(f"EXPLAIN AST {statement}", "TSVRaw").bytes().decode()
 print(json.dumps(list(zip(statements, trees))))
 """
     pairs = json.loads(run_python(code))
-    assert len(pairs) == 9
+    assert len(pairs) == 1 + len(migrations())
     for statement, tree in pairs:
         assert "ON CLUSTER 'main'" in statement
-        assert "CreateQuery" in tree
+        assert "CreateQuery" in tree or "AlterQuery" in tree
     for statement, tree in pairs[1:]:
-        assert "Replicated" in statement
-        assert "MergeTree" in tree
+        if "CreateQuery" in tree:
+            assert "Replicated" in statement
+            assert "MergeTree" in tree
 
 
 def test_generated_tables_are_current() -> None:
@@ -106,13 +109,15 @@ def test_rows_fill_every_column_of_their_tables() -> None:
         name, _, body = part.partition("\n")
         tables[name] = [line.split("`")[1] for line in body.splitlines() if line.startswith("    `")]
     rank_steps = SyntheticRun(world_size=1).step(0)
+    filled = set()
     for written in (
         *clickhouse_rows.rank_step_rows(rank_steps, late=False),
         *clickhouse_rows.verdict_rows([]),
         clickhouse_rows.event_rows([]),
     ):
-        assert list(written.names) == tables.pop(written.table)
-    assert list(tables) == ["schema_migrations"]
+        assert list(written.names) == tables[written.table]
+        filled.add(written.table)
+    assert tables.keys() - filled == {"schema_migrations"}
 
 
 def test_print_shows_what_would_run() -> None:
@@ -120,7 +125,7 @@ def test_print_shows_what_would_run() -> None:
     done = moetrace("migrate", "--print", "--cluster", "main", "--database", "moe")
     assert done.returncode == 0
     assert done.stdout.startswith("CREATE DATABASE IF NOT EXISTS moe ON CLUSTER 'main';")
-    assert done.stdout.count(";\n") == 9
+    assert done.stdout.count(";\n") == 1 + len(migrations())
 
 
 @pytest.mark.parametrize(

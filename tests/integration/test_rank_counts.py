@@ -193,14 +193,35 @@ def test_the_payload_exchange_carries_rows_and_bytes(cases: dict[str, Case], cas
                     assert barrier[5:] == [rows, rows * row_bytes]
 
 
+def barriers(rows: list[Any], *, recompute: bool) -> list[str]:
+    """Phases of the barriers among rows, in order."""
+    return [
+        row[1] for row in rows if row[3] & RowFlag.BARRIER and bool(row[3] & RowFlag.RECOMPUTE) == recompute
+    ]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.endswith(":inference")])
+def test_every_layer_shows_its_backward_on_every_rank(cases: dict[str, Case], case: str) -> None:
+    """Combine, experts and dispatch in that order, and the same barriers on all ranks."""
+    for step in steps(cases[case]):
+        for rank in step:
+            for layer in cases[case][0]["layers"]:
+                rows = [row for row in rank["rows"] if row[0] == layer and row[2] == "backward"]
+                own = [row for row in rows if not row[3] & RowFlag.RECOMPUTE]
+                order = [row[1] for row in own if row[1] in ("combine", "expert_gemm", "dispatch")]
+                assert list(dict.fromkeys(order)) == ["combine", "expert_gemm", "dispatch"]
+                assert barriers(rows, recompute=False) == ["combine", "dispatch"]
+
+
 def test_recompute_is_told_apart_from_the_forward(cases: dict[str, Case]) -> None:
     """With checkpointing, layers show again as backward, and their pairs under a kind of their own."""
     for rank in cases["olmoe:checkpointed"]:
         for step in rank["steps"]:
             for layer in rank["layers"]:
-                again = [row for row in step["rows"] if row[0] == layer and row[2] == "backward"]
+                backward = [row for row in step["rows"] if row[0] == layer and row[2] == "backward"]
+                again = [row for row in backward if row[3] & RowFlag.RECOMPUTE]
                 assert {row[1] for row in again} >= {"router", "dispatch", "expert_gemm"}
-                assert all(row[3] & RowFlag.RECOMPUTE for row in again)
+                assert barriers(backward, recompute=False) == ["combine", "dispatch"]
                 routed = sum(sum(step["expected"][f"{layer} {kind}"]) for kind in ("routed", "padding"))
                 assert step["counts"][f"{layer} recompute"] == [routed]
             assert not any(row[3] & RowFlag.ERROR for row in step["rows"])
@@ -214,3 +235,41 @@ def test_the_position_in_the_expert_parallel_group_comes_from_the_model(
     assert [rank["ep"] for rank in cases[case]] == [[0, RANKS, 0], [1, RANKS, 0]]
     for rank in cases[case]:
         assert rank["coverage"][1] > 0
+
+
+@every_case
+def test_no_receipt_contradicts_itself(cases: dict[str, Case], folder: Path, case: str) -> None:
+    """Real routers, dispatchers and experts of two ranks: nothing was counted, by rank or by group."""
+    assert all(step["violations"] == [] for rank in cases[case] for step in rank["steps"])
+    assert rows(folder / "run", "SELECT * FROM routing_violations FINAL") == []
+
+
+@every_case
+def test_coverage_and_pairs_of_experts_arrive(cases: dict[str, Case], folder: Path, case: str) -> None:
+    """Each rank's call sites, all of which fired; and pairs that are those of the routers' own choices.
+
+    A sample that comes while the last one is being read is left out, so not every step need have one.
+    """
+    found = rows(
+        folder / "run",
+        f"SELECT DISTINCT expected_sites, seen_sites FROM rank_steps FINAL WHERE run_id = '{case}'",
+    )
+    assert found
+    assert all(row["expected_sites"] == row["seen_sites"] > 0 for row in found)
+    stored = rows(
+        folder / "run",
+        "SELECT rank, step, layer, first, second, tokens FROM expert_coactivation FINAL "
+        f"WHERE run_id = '{case}' AND span = 'within'",
+    )
+    pairs = {
+        (r["rank"], int(r["step"]), r["layer"], r["first"], r["second"]): int(r["tokens"]) for r in stored
+    }
+    sampled = {pair[:2] for pair in pairs}
+    assert {(0, 0), (1, 0)} <= sampled
+    assert pairs == {
+        (rank, number, int(layer), first, second): tokens
+        for rank, seen in enumerate(cases[case])
+        for number, step in enumerate(seen["steps"])
+        if (rank, number) in sampled
+        for layer, first, second, tokens in step["pairs"]
+    }

@@ -48,10 +48,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"wait for missing ranks at most so long (default: {defaults.join_timeout_s:g})",
     )
     parser.add_argument(
+        "--wal",
+        choices=("on", "off"),
+        help="write-ahead log: acknowledge only what is on disk (default: on; off: a kill loses data)",
+    )
+    parser.add_argument(
         "--insecure",
         action="store_const",
         const=True,
-        help="listen beyond loopback without TLS and tokens, on a network you trust",
+        help="listen beyond loopback without TLS or without tokens, on a network you trust",
+    )
+    parser.add_argument(
+        "--tls-certificate", metavar="FILE", help="certificate and chain (PEM) for HTTP and gRPC"
+    )
+    parser.add_argument("--tls-key", metavar="FILE", help="its key (PEM)")
+    parser.add_argument(
+        "--tls-client-ca", metavar="FILE", help="every client must show a certificate of these authorities"
+    )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help=f"tokens, one 'NAME SCOPES TOKEN' a line (more in ${defaults.token_variable})",
+    )
+    parser.add_argument(
+        "--open-metrics",
+        action="store_const",
+        const=True,
+        help="/metrics needs no token (it shows run ids, ranks and expert loads)",
     )
 
 
@@ -59,9 +82,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Run until a signal; 0 when everything that was acknowledged is stored, else 1."""
     names = (
         "directory", "dsn", "database", "host", "http_port", "grpc_port", "grpc", "join_timeout_s",
-        "insecure",
+        "insecure", "tls_certificate", "tls_key", "tls_client_ca", "token_file", "open_metrics",
     )  # fmt: skip
-    config = load_config(arguments.config, {name: getattr(arguments, name) for name in names})
+    flags: dict[str, object] = {name: getattr(arguments, name) for name in names}
+    flags["wal"] = None if arguments.wal is None else arguments.wal == "on"
+    config = load_config(arguments.config, flags)
     logging.basicConfig(level=logging.WARNING, format="moetrace collect: %(levelname)s: %(message)s")
     # What it warns of, answers and counts say better.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
@@ -74,12 +99,13 @@ def run(arguments: argparse.Namespace) -> int:
         from moetrace_collectors.pipeline import Pipeline
     except ImportError as error:
         raise UsageError(f"collect needs {error.name}: {INSTALL}") from error
-    stop = threading.Event()
+    stop, reread = threading.Event(), threading.Event()
     pipeline = Pipeline(config)
     # Behind the store, whose engine installs handlers of its own. Further signals change nothing: the
     # last writes have a deadline.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    signal.signal(signal.SIGHUP, lambda *_: reread.set())
     try:
         pipeline.start()
         print(
@@ -91,6 +117,8 @@ def run(arguments: argparse.Namespace) -> int:
             if not pipeline.is_alive():
                 print("moetrace collect: the worker has ended; stopping", file=sys.stderr)
                 break
+            pipeline.refresh_access(force=reread.is_set())
+            reread.clear()
         healthy = pipeline.is_alive()
     finally:
         pipeline.stop()
@@ -99,12 +127,18 @@ def run(arguments: argparse.Namespace) -> int:
             f"moetrace collect: {pipeline.num_lost_rows} rows were given up: the store did not take them",
             file=sys.stderr,
         )
-    return 0 if healthy and pipeline.num_lost_rows == 0 else 1
+    if pipeline.is_log_behind:
+        print(
+            "moetrace collect: the store did not take everything in time; the rest is in the write-ahead log "
+            f"and is written at the next start: moetrace collect --dir {config.directory}",
+            file=sys.stderr,
+        )
+    return 0 if healthy and pipeline.num_lost_rows == 0 and not pipeline.is_log_behind else 1
 
 
 def _ready(http_address: str, grpc_address: str, config: CollectorConfig) -> str:
     grpc = f", OTLP/gRPC {grpc_address}" if grpc_address else ""
     return (
         f"moetrace collect: ready: OTLP/HTTP {http_address}/v1/traces{grpc}, metrics {http_address}/metrics, "
-        f"SQL {http_address}/, store {config.store.display}"
+        f"SQL {http_address}/, page {http_address}/ui/, store {config.store.display}"
     )

@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     placement = None
     if arguments.placement is not None:
         placement = read_placement(arguments.placement, num_experts=num_experts, num_ranks=arguments.ranks)
-    coactivation = None
+    coactivation = chosen.coactivation
     if arguments.routes is not None:
         coactivation = read_coactivation(arguments.routes, num_experts=num_experts)
     analysis = analyse(chosen, options, rules, placement=placement, coactivation=coactivation)

@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 
 from moetrace_collectors import owner
+from moetrace_collectors.access.client import client_access, explain
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.read_only_query import (
     EmbeddedQueryRunner,
@@ -118,12 +119,18 @@ def _over_http(url: str, query: Query) -> bytes:
         method="POST",
     )
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        with client_access().open(request, timeout_s=TIMEOUT_S) as answer:
             result: bytes = answer.read()
             return result
+    except UsageError:
+        raise
     except urllib.error.HTTPError as error:
+        if (told := explain(url, error)) is not None:
+            raise UsageError(told) from error
         text = error.read().decode(errors="replace")
         raise QueryError(first_line(text, limit=1000), status=error.code) from error
     except (OSError, ValueError) as error:
+        if (told := explain(url, error)) is not None:
+            raise UsageError(told) from error
         reason = getattr(error, "reason", error)
         raise UsageError(f"no collector answers at {url} ({reason}): check --url, or give --dir") from error

@@ -22,6 +22,8 @@ from moetrace_collectors.offline.load_arrays import integers
 from moetrace_collectors.offline.source import bad_file, read_json
 
 SLOT_FIELDS = ("physical_to_logical", "physical_to_logical_map", "phy2log")
+MAX_RANKS = 65_536
+"""Ranks of a placement; memory grows with them whatever the file holds."""
 RANK_FIELDS = ("expert_ranks", "logical_to_rank", "expert_to_rank")
 
 
@@ -50,6 +52,8 @@ def read_placement(path: Path, *, num_experts: int, num_ranks: int | None) -> Pl
     ranks = num_ranks or told
     if ranks is None:
         raise UsageError(f"{path}: the file does not tell its ranks: give --ranks")
+    if not 1 <= ranks <= MAX_RANKS:
+        raise bad_file(path, "ranks", f"1 to {MAX_RANKS} expected, got {ranks}")
     table = integers(value, path, name)
     if table.ndim == 1:
         table = table[np.newaxis]

@@ -13,6 +13,7 @@ import numpy as np
 
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.load.arrays import as_loads
+from moetrace_collectors.load.coactivation import CoActivation
 from moetrace_collectors.load.communication import Communication
 from moetrace_collectors.model import FloatArray, IntArray
 from moetrace_collectors.offline.load_recording import LoadRecording
@@ -68,6 +69,8 @@ class LoadSeries:
     gemm: GemmSamples | None = None
     step_ms: float | None = None
     """Median length of a step, where recorded."""
+    coactivation: CoActivation | None = None
+    """Pairs of experts, where ranks sampled them."""
     warnings: tuple[str, ...] = ()
 
     @property

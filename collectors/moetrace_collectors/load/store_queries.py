@@ -106,3 +106,14 @@ STEP_TIME = f"""
 SELECT count() AS steps, quantileExact(0.5)(step_ns) AS median_ns
 FROM {_read("step_verdicts")} AND {_MODE} AND warmup = 0
 """
+
+COACTIVATION = f"""
+SELECT layer, span, groupArray(first) AS firsts, groupArray(second) AS seconds, groupArray(total) AS totals
+FROM
+(
+    SELECT layer, toString(span) AS span, first, second, sum(tokens) AS total
+    FROM {_read("expert_coactivation")} AND {_MODE} AND {_COHORT} AND {_COUNTED}
+    GROUP BY layer, span, first, second
+)
+GROUP BY layer, span
+"""

@@ -11,6 +11,7 @@ from moetrace_collectors.errors import UsageError
 from moetrace_collectors.load import store_queries as queries
 from moetrace_collectors.load.communication import Communication
 from moetrace_collectors.load.series import MAX_CELLS, GemmSamples, LoadSeries, in_order
+from moetrace_collectors.load.store_coactivation import read_sampled_pairs
 from moetrace_collectors.model import FloatArray, IntArray
 from moetrace_collectors.views.store_rows import Row, Store
 from moetrace_schemas.enums import ForwardMode
@@ -112,6 +113,7 @@ def _series(
         source_counts=_sources(store, values, layers, experts, ranks),
         gemm=_gemm(store.rows(queries.GEMM, {**values, "limit": MAX_GEMM_SAMPLES})),
         step_ms=_step_ms(store.rows(queries.STEP_TIME, values)),
+        coactivation=read_sampled_pairs(store, values, layers, experts, warnings),
         warnings=tuple(warnings),
     )
 

@@ -51,9 +51,12 @@ def read_nsys(path: Path, *, progress: Callable[[int], None] | None = None) -> R
         # Read-only and without a lock: an export is a finished file, perhaps on a read-only disk.
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
         with closing(connection):
+            # The file is somebody else's: its schema may name functions, and none of them is run for it.
+            connection.execute("PRAGMA trusted_schema = OFF")
             connection.text_factory = lambda data: data.decode("utf-8", "replace")
             return _read(connection, path)
-    except (sqlite3.Error, OverflowError) as error:
+    except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
+        # UnicodeDecodeError: SQLite quotes a damaged name in its message.
         raise bad_file(path, "", f"Nsight Systems SQLite export expected ({error})") from error
 
 

@@ -45,7 +45,7 @@ def render_result(analysis: Analysis) -> str:
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", "moetrace analyze"),
-        tag("style", asset("report.css")),
+        tag("style", asset("palette.css"), asset("report.css")),
     )
     body = tag(
         "body",

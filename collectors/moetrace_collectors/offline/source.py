@@ -19,14 +19,25 @@ from moetrace_collectors.errors import UsageError
 GZIP_MAGIC = b"\x1f\x8b"
 HEAD_BYTES = 64 * 1024
 """What `read_head` shows of a file; enough to recognise every format by."""
+MAX_MESSAGE = 2_000
+"""Characters of an error's message."""
 MAX_DOCUMENT_BYTES = 2 * 1024**3
 """A document that must be held whole in memory may be this large after decompression."""
 
 
 def bad_file(path: Path, place: str, expected: str) -> UsageError:
-    """The error of a file that is not what it should be: file, place, and what was expected there."""
+    """The error of a file that is not what it should be: file, place, and what was expected there.
+
+    On one line of printable text: what was found there may be quoted in it, and is somebody else's.
+    """
     where = f" {place}:" if place else ""
-    return UsageError(f"{path}:{where} {expected}")
+    return UsageError(printable(f"{path}:{where} {expected}"))
+
+
+def printable(text: str) -> str:
+    """The text with control characters and line ends escaped, cut where it is no message any more."""
+    shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text[:MAX_MESSAGE])
+    return shown if len(text) <= MAX_MESSAGE else f"{shown} ..."
 
 
 @contextmanager

@@ -91,6 +91,7 @@ def _planner(case: ReplayCase, result: PlannerResult) -> dict[str, Any]:
     return {
         "planner": result.planner,
         "replica_counts": result.placement.replica_counts.tolist(),
+        "physical_to_logical": result.placement.physical_to_logical.tolist(),
         "rank_loads": [[whole(load) for load in layer] for layer in result.rank_loads.tolist()],
         "max_rank_load": whole(float(fullest.max())),
         "max_rank_loads": [whole(load) for load in fullest.tolist()],

@@ -23,6 +23,18 @@ class OverloadedError(CollectorError):
         self.retry_after_s = retry_after_s
 
 
+class NotDurableError(OverloadedError):
+    """The request could not be made durable, so it is not acknowledged. The sender shall try again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """A request's own bytes: an ExportTraceServiceRequest in protobuf, as the write-ahead log keeps it."""
+
+    body: bytes
+    is_gzip: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
     """A request that was taken, with the spans of it that were not."""
@@ -35,11 +47,16 @@ class Accepted:
 class TraceHandler(Protocol):
     """Takes export requests; safe to call from several threads."""
 
-    def take(self, request: ExportTraceServiceRequest) -> Accepted:
-        """Take one request.
+    def take(self, request: ExportTraceServiceRequest, wire: Wire | None = None) -> Accepted:
+        """Take one request; what it accepted is durable when it returns.
+
+        Args:
+            request: parsed.
+            wire: its bytes; None where they were no protobuf.
 
         Raises:
             OverloadedError: there is no room.
+            NotDurableError: the disk does not take it.
         """
 
     def refuse(self, reason: RejectReason, detail: str, payload: bytes) -> None:

@@ -17,10 +17,23 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from moetrace_collectors.errors import CollectorError
+from moetrace_collectors.receivers.wire_budget import (
+    MAX_SPANS,
+    TooDeepError,
+    TooManyMessagesError,
+    WireError,
+    check_budget,
+)
 from moetrace_schemas.enums import RejectReason
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
+MAX_JSON_BYTES = 8 * 2**20
+"""Largest body in JSON: as Python objects it takes up to twenty times its size."""
+MAX_JSON_DEPTH = 32
+"""Objects and lists in one another. A span's attribute lies 10 deep."""
+MAX_GZIP_MEMBERS = 16
+"""Parts of one gzip stream: empty ones cost twenty bytes each, and a copy of the rest each."""
 _GZIP_WINDOW = 31
 _ID_FIELDS = ("traceId", "spanId", "parentSpanId")
 
@@ -51,6 +64,8 @@ def decompress(body: bytes, *, encoding: str, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     size, rest = 0, body
     while rest:
+        if len(parts) >= MAX_GZIP_MEMBERS:
+            raise _malformed(f"gzip of more than {MAX_GZIP_MEMBERS} parts")
         # One gzip stream may hold several members.
         member = zlib.decompressobj(_GZIP_WINDOW)
         try:
@@ -67,17 +82,17 @@ def decompress(body: bytes, *, encoding: str, max_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-def parse(body: bytes, *, content_type: str) -> ExportTraceServiceRequest:
+def parse(body: bytes, *, content_type: str, max_spans: int = MAX_SPANS) -> ExportTraceServiceRequest:
     """The export request in a body.
 
     Raises:
-        BodyError: another content type, or a body that is not what it says.
+        BodyError: another content type, a body that is not what it says, or more in it than is taken.
     """
-    kind = content_type.partition(";")[0].strip().lower()
+    kind = media_type(content_type)
     if kind == PROTOBUF:
-        return parse_protobuf(body)
+        return parse_protobuf(body, max_spans=max_spans)
     if kind == JSON:
-        return _parse_json(body)
+        return _parse_json(body, max_spans)
     raise BodyError(
         f"content type {kind!r}: {PROTOBUF} or {JSON} expected",
         status=415,
@@ -85,16 +100,26 @@ def parse(body: bytes, *, content_type: str) -> ExportTraceServiceRequest:
     )
 
 
-def parse_protobuf(body: bytes) -> ExportTraceServiceRequest:
+def media_type(content_type: str) -> str:
+    """A content type without its parameters, in lower case."""
+    return content_type.partition(";")[0].strip().lower()
+
+
+def parse_protobuf(body: bytes, *, max_spans: int = MAX_SPANS) -> ExportTraceServiceRequest:
     """The export request in protobuf bytes.
 
     Raises:
-        BodyError: not one.
+        BodyError: not one, or more in it than is taken.
     """
     request = ExportTraceServiceRequest()
     try:
+        check_budget(body, max_spans=max_spans)
         request.ParseFromString(body)
-    except DecodeError as error:
+    except TooManyMessagesError as error:
+        raise _too_many(str(error)) from error
+    except TooDeepError as error:
+        raise _too_deep(str(error)) from error
+    except (WireError, DecodeError) as error:
         raise _malformed("not an ExportTraceServiceRequest in protobuf, or cut short") from error
     return request
 
@@ -106,19 +131,33 @@ def too_large(limit: int, where: str) -> BodyError:
     )
 
 
-def _parse_json(body: bytes) -> ExportTraceServiceRequest:
+def _parse_json(body: bytes, max_spans: int) -> ExportTraceServiceRequest:
+    if len(body) > MAX_JSON_BYTES:
+        raise too_large(MAX_JSON_BYTES, "in JSON; send protobuf")
     try:
         document = json.loads(body)
         if not isinstance(document, dict):
             raise _malformed("JSON object with resourceSpans expected")
         _ids_to_base64(document)
-        return json_format.ParseDict(document, ExportTraceServiceRequest(), ignore_unknown_fields=True)
+        request = json_format.ParseDict(
+            document,
+            ExportTraceServiceRequest(),
+            ignore_unknown_fields=True,
+            max_recursion_depth=MAX_JSON_DEPTH,
+        )
     except BodyError:
         raise
-    except (ValueError, json_format.Error, RecursionError, TypeError, AttributeError) as error:
-        # TypeError and AttributeError: a list or a number where an object belongs.
+    except RecursionError as error:
+        raise _too_deep("JSON nested too deep") from error
+    except (ValueError, json_format.Error, TypeError, AttributeError, OverflowError) as error:
+        # TypeError and AttributeError: a list or a number where an object belongs. OverflowError: Infinity.
         text = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        if "Message too deep" in str(error):
+            raise _too_deep(f"JSON nested deeper than {MAX_JSON_DEPTH} messages") from error
         raise _malformed(f"not OTLP/JSON: {text}") from error
+    if sum(len(scope.spans) for part in request.resource_spans for scope in part.scope_spans) > max_spans:
+        raise _too_many(f"more than {max_spans} spans in one request")
+    return request
 
 
 def _ids_to_base64(document: dict[str, Any]) -> None:
@@ -142,3 +181,11 @@ def _unhex(name: str, value: object) -> bytes:
 
 def _malformed(message: str) -> BodyError:
     return BodyError(message, status=400, reason=RejectReason.MALFORMED_REQUEST)
+
+
+def _too_many(message: str) -> BodyError:
+    return BodyError(f"{message}; send fewer at once", status=413, reason=RejectReason.TOO_MANY_SPANS)
+
+
+def _too_deep(message: str) -> BodyError:
+    return BodyError(message, status=400, reason=RejectReason.TOO_DEEP)

@@ -12,15 +12,34 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from moetrace_collectors.receivers.handler import OverloadedError, TraceHandler, response
-from moetrace_collectors.receivers.otlp_body import JSON, PROTOBUF, BodyError, decompress, parse, too_large
+from moetrace_collectors.access.scopes import RouteScopes, Scope
+from moetrace_collectors.receivers.handler import (
+    NotDurableError,
+    OverloadedError,
+    TraceHandler,
+    Wire,
+    response,
+)
+from moetrace_collectors.receivers.otlp_body import (
+    JSON,
+    PROTOBUF,
+    BodyError,
+    decompress,
+    media_type,
+    parse,
+    too_large,
+)
+from moetrace_collectors.receivers.wire_budget import MAX_SPANS
 from moetrace_schemas.enums import RejectReason
 
 PATH = "/v1/traces"
+SCOPES: RouteScopes = {PATH: Scope.INGEST}
 BODY_TIMEOUT_S = 30.0
 """A sender that takes longer to send its body gives its place to others."""
 MAX_CONCURRENT = 16
-"""Requests read and decoded at once; with the size limits this bounds the memory of bodies."""
+"""Requests decoded at once, and bodies of full size in memory at once. How many are being read is not
+bounded by this: a sender that is slow must not take the place of one that is not."""
+RETRY_AFTER_S = 1
 _CANCELLED_STATUS = 499
 _GRPC_INVALID_ARGUMENT, _GRPC_UNAVAILABLE = 3, 14
 
@@ -28,11 +47,21 @@ _GRPC_INVALID_ARGUMENT, _GRPC_UNAVAILABLE = 3, 14
 class OtlpHttpReceiver:
     """Reads, decodes and answers; what a request means is the handler's matter."""
 
-    def __init__(self, handler: TraceHandler, *, max_body_bytes: int, max_decompressed_bytes: int) -> None:
+    def __init__(
+        self,
+        handler: TraceHandler,
+        *,
+        max_body_bytes: int,
+        max_decompressed_bytes: int,
+        max_spans: int = MAX_SPANS,
+    ) -> None:
         self._handler = handler
         self._max_body_bytes = max_body_bytes
         self._max_decompressed_bytes = max_decompressed_bytes
+        self._max_spans = max_spans
         self._places = asyncio.Semaphore(MAX_CONCURRENT)
+        self._max_held_bytes = MAX_CONCURRENT * max_body_bytes
+        self._held_bytes = 0
 
     def route(self) -> Route:
         """The route to mount."""
@@ -41,49 +70,62 @@ class OtlpHttpReceiver:
     async def _export(self, request: Request) -> Response:
         content_type = request.headers.get("content-type", "")
         encoding = request.headers.get("content-encoding", "").strip().lower()
-        async with self._places:
-            try:
-                async with asyncio.timeout(BODY_TIMEOUT_S):
-                    body = await self._read(request)
-            except BodyError as error:
-                self._handler.refuse(error.reason, str(error), b"")
-                return _answer(_status(_GRPC_INVALID_ARGUMENT, str(error)), content_type, error.status)
-            except TimeoutError:
-                message = f"body not received within {BODY_TIMEOUT_S:g} s"
-                self._handler.refuse(RejectReason.MALFORMED_REQUEST, message, b"")
-                return _answer(_status(_GRPC_INVALID_ARGUMENT, message), content_type, 408)
-            except ClientDisconnect:
-                # Nothing was acknowledged, so the sender still has it.
-                return Response(status_code=_CANCELLED_STATUS)
-            return await run_in_threadpool(self._take, body, content_type, encoding)
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                await self._read(request, body)
+            async with self._places:
+                return await run_in_threadpool(self._take, bytes(body), content_type, encoding)
+        except BodyError as error:
+            self._handler.refuse(error.reason, str(error), b"")
+            return _answer(_status(_GRPC_INVALID_ARGUMENT, str(error)), content_type, error.status)
+        except OverloadedError as error:
+            return _come_back(error, content_type)
+        except TimeoutError:
+            message = f"body not received within {BODY_TIMEOUT_S:g} s"
+            self._handler.refuse(RejectReason.MALFORMED_REQUEST, message, b"")
+            return _answer(_status(_GRPC_INVALID_ARGUMENT, message), content_type, 408)
+        except ClientDisconnect:
+            # Nothing was acknowledged, so the sender still has it.
+            return Response(status_code=_CANCELLED_STATUS)
+        finally:
+            self._held_bytes -= len(body)
 
-    async def _read(self, request: Request) -> bytes:
+    async def _read(self, request: Request, body: bytearray) -> None:
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > self._max_body_bytes:
             raise too_large(self._max_body_bytes, "as sent")
-        parts: list[bytes] = []
-        size = 0
         async for part in request.stream():
-            size += len(part)
-            if size > self._max_body_bytes:
+            if len(body) + len(part) > self._max_body_bytes:
                 raise too_large(self._max_body_bytes, "as sent")
-            parts.append(part)
-        return b"".join(parts)
+            if self._held_bytes + len(part) > self._max_held_bytes:
+                raise OverloadedError("too many large requests at once", retry_after_s=RETRY_AFTER_S)
+            body += part
+            self._held_bytes += len(part)
 
     def _take(self, body: bytes, content_type: str, encoding: str) -> Response:
         try:
             plain = decompress(body, encoding=encoding, max_bytes=self._max_decompressed_bytes)
             if len(plain) > self._max_decompressed_bytes:
                 raise too_large(self._max_decompressed_bytes, "after decompression")
-            accepted = self._handler.take(parse(plain, content_type=content_type))
+            # JSON is smaller and faster to read again as protobuf.
+            wire = (
+                Wire(body=body, is_gzip=encoding == "gzip") if media_type(content_type) == PROTOBUF else None
+            )
+            accepted = self._handler.take(
+                parse(plain, content_type=content_type, max_spans=self._max_spans), wire
+            )
         except BodyError as error:
             self._handler.refuse(error.reason, str(error), body)
             return _answer(_status(_GRPC_INVALID_ARGUMENT, str(error)), content_type, error.status)
-        except OverloadedError as error:
-            answer = _answer(_status(_GRPC_UNAVAILABLE, str(error)), content_type, 429)
-            answer.headers["Retry-After"] = str(error.retry_after_s)
-            return answer
         return _answer(response(accepted), content_type, 200)
+
+
+def _come_back(error: OverloadedError, content_type: str) -> Response:
+    status = 503 if isinstance(error, NotDurableError) else 429
+    answer = _answer(_status(_GRPC_UNAVAILABLE, str(error)), content_type, status)
+    answer.headers["Retry-After"] = str(error.retry_after_s)
+    return answer
 
 
 def _status(code: int, message: str) -> Status:
@@ -92,6 +134,6 @@ def _status(code: int, message: str) -> Status:
 
 def _answer(message: Message, content_type: str, status: int) -> Response:
     """OTLP answers in the request's own encoding; protobuf where the request named neither."""
-    if content_type.partition(";")[0].strip().lower() == JSON:
+    if media_type(content_type) == JSON:
         return Response(json_format.MessageToJson(message, indent=None), status, media_type=JSON)
     return Response(message.SerializeToString(), status, media_type=PROTOBUF)

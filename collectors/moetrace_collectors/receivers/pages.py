@@ -9,13 +9,27 @@ from collections.abc import Callable
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from moetrace_collectors.access.scopes import RouteScopes, Scope
 from moetrace_collectors.read_only_query import Query, QueryError, QueryRunner
+from moetrace_schemas.enums import QueryFailure
 
+SCOPES: RouteScopes = {"/healthz": None, "/-/reload": Scope.ADMIN}
+"""Everything else asks for `read`, with what a later page adds."""
 MAX_QUERY_BYTES = 2**20
 QUERY_BODY_TIMEOUT_S = 10.0
+_FAILURE = {
+    400: QueryFailure.BAD_REQUEST,
+    403: QueryFailure.NOT_ALLOWED,
+    404: QueryFailure.NOT_FOUND,
+    413: QueryFailure.TOO_LARGE,
+    503: QueryFailure.TOO_MANY,
+    504: QueryFailure.TIMEOUT,
+    507: QueryFailure.MEMORY,
+}
+"""Why, by the HTTP status that says so."""
 _TRAILING_FORMAT = re.compile(r"\bFORMAT\s+(\w+)\s*;?\s*$", re.IGNORECASE)
 _PARAMETER_PREFIX = "param_"
 _TRANSPORT = frozenset(
@@ -31,14 +45,31 @@ are drivers' defaults that change nothing here: the endpoint is one reader witho
 
 
 class Pages:
-    """GET /healthz, /metrics and /ping; GET and POST / for SQL."""
+    """GET /healthz, /metrics and /ping; GET and POST / for SQL; POST /-/reload."""
 
     def __init__(
-        self, *, registry: CollectorRegistry, queries: QueryRunner, is_healthy: Callable[[], bool]
+        self,
+        *,
+        registry: CollectorRegistry,
+        queries: QueryRunner,
+        is_healthy: Callable[[], bool],
+        on_query_failed: Callable[[QueryFailure], None],
+        reload: Callable[[], None],
     ) -> None:
+        """Take what the pages show.
+
+        Args:
+            registry: metrics.
+            queries: runs SQL.
+            is_healthy: whether what is received is stored.
+            on_query_failed: counts.
+            reload: reads tokens and certificate again.
+        """
         self._registry = registry
         self._queries = queries
         self._is_healthy = is_healthy
+        self._on_query_failed = on_query_failed
+        self._reload = reload
 
     def routes(self) -> list[Route]:
         """The routes to mount."""
@@ -47,12 +78,17 @@ class Pages:
             Route("/metrics", self._metrics, methods=["GET"]),
             Route("/ping", self._ping, methods=["GET"]),
             Route("/", self._query, methods=["GET", "POST"]),
+            Route("/-/reload", self._reload_access, methods=["POST"]),
         ]
 
     async def _health(self, request: Request) -> Response:
         if not self._is_healthy():
             return PlainTextResponse("the worker has ended: nothing is joined or stored any more\n", 503)
         return PlainTextResponse("ok\n")
+
+    async def _reload_access(self, request: Request) -> Response:
+        await run_in_threadpool(self._reload)
+        return PlainTextResponse("read again\n")
 
     async def _ping(self, request: Request) -> Response:
         return PlainTextResponse("Ok.\n")
@@ -67,19 +103,24 @@ class Pages:
                 body = await _read_body(request)
             sql = "\n".join(part for part in (request.query_params.get("query", ""), body) if part)
             if not sql and request.method == "GET":
+                if "text/html" in request.headers.get("accept", ""):
+                    return RedirectResponse("ui/")  # a browser, and so a person
                 # What a ClickHouse server says to a bare GET.
                 return PlainTextResponse("Ok.\n")
             query = _query(request, sql)
             # Not the pool that decodes requests: slow queries must not keep ranks waiting.
             result = await asyncio.to_thread(self._queries.run, query)
         except QueryError as error:
+            self._on_query_failed(_FAILURE.get(error.status, QueryFailure.FAILED))
             headers = {"X-ClickHouse-Exception-Code": str(error.code)} if error.code else {}
             if error.status == 503:
                 headers["Retry-After"] = "1"
             return PlainTextResponse(f"{error}\n", error.status, headers=headers)
         except TimeoutError:
+            self._on_query_failed(QueryFailure.NOT_RECEIVED)
             return PlainTextResponse("query not received in time\n", 408)
         except ClientDisconnect:
+            self._on_query_failed(QueryFailure.NOT_RECEIVED)
             return Response(status_code=499)
         return Response(
             result,

@@ -14,6 +14,7 @@ from typing import Protocol
 from moetrace_collectors.errors import SinkError
 from moetrace_collectors.events import CollectorEvent
 from moetrace_collectors.model import JoinedStep, LayerLoad, RankStep, StepVerdict
+from moetrace_collectors.receipts import GroupViolation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class StepResult:
     joined: JoinedStep
     verdict: StepVerdict
     loads: tuple[LayerLoad, ...]
+    violations: tuple[GroupViolation, ...] = ()
+    """Contradictions in the routing that show only over whole groups."""
 
 
 class Sink(Protocol):
@@ -34,6 +37,10 @@ class Sink(Protocol):
     @property
     def num_waiting_steps(self) -> int:
         """Joined steps taken and not yet written."""
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether anything that it was given is not written yet, rows of steps and events alike."""
 
     def take_step(self, result: StepResult) -> None:
         """A step has closed."""

@@ -15,6 +15,7 @@ from moetrace_collectors.events import CollectorEvent
 from moetrace_collectors.joiner import size_bytes
 from moetrace_collectors.model import RankStep
 from moetrace_collectors.sinks.base import StepResult
+from moetrace_collectors.sinks.clickhouse_columns import TableColumns
 from moetrace_collectors.sinks.clickhouse_rows import TableRows, event_rows, rank_step_rows, verdict_rows
 from moetrace_collectors.store import first_line
 
@@ -22,6 +23,8 @@ RETRYABLE_CODES = frozenset({159, 202, 209, 210, 241, 242, 243, 252, 319, 425, 9
 """ClickHouse errors that pass: timeout, too many queries, network, memory, read-only replica, disk space,
 too many parts, unknown status of insert, system error, Keeper."""
 MAX_BUFFERED_EVENTS = 10_000
+_INSERT_SETTINGS = {"max_partitions_per_insert_block": 0}
+"""A rank with a wrong date must not make the whole batch fail."""
 
 
 class ClickHouseSink:
@@ -72,13 +75,18 @@ class ClickHouseSink:
         self._events: list[CollectorEvent] = []
         self._buffered_bytes = 0
         self._oldest_ns: int | None = None
-        self._unwritten: list[TableRows] = []
+        self._unwritten: list[TableColumns | TableRows] = []
         self._num_unwritten_steps = 0
 
     @property
     def num_waiting_steps(self) -> int:
         """See Sink."""
         return len(self._results) + self._num_unwritten_steps
+
+    @property
+    def has_unwritten(self) -> bool:
+        """See Sink."""
+        return bool(self._results or self._late or self._events or self._unwritten)
 
     def take_step(self, result: StepResult) -> None:
         """See Sink."""
@@ -133,7 +141,7 @@ class ClickHouseSink:
 
     def _render(self) -> None:
         joined = [step for result in self._results for step in result.joined.rank_steps]
-        tables = (
+        tables: tuple[TableColumns | TableRows, ...] = (
             *rank_step_rows(joined, late=False),
             *rank_step_rows(self._late, late=True),
             *verdict_rows(self._results),
@@ -145,17 +153,21 @@ class ClickHouseSink:
         self._buffered_bytes = 0
         self._oldest_ns = None
 
-    def _insert(self, rows: TableRows) -> None:
+    def _insert(self, rows: TableColumns | TableRows) -> None:
         try:
-            self._client.insert(
-                rows.table,
-                list(rows.columns),
-                column_names=list(rows.names),
-                database=self._database,
-                column_oriented=True,
-                # A rank with a wrong date must not make the whole batch fail.
-                settings={"max_partitions_per_insert_block": 0},
-            )
+            if isinstance(rows, TableColumns):
+                self._client.insert_arrow(
+                    rows.table, rows.arrow, database=self._database, settings=_INSERT_SETTINGS
+                )
+            else:
+                self._client.insert(
+                    rows.table,
+                    list(rows.columns),
+                    column_names=list(rows.names),
+                    database=self._database,
+                    column_oriented=True,
+                    settings=_INSERT_SETTINGS,
+                )
         except (self._error, OSError, ValueError, TypeError, OverflowError) as error:
             retryable = self._is_retryable(error)
             if not retryable:

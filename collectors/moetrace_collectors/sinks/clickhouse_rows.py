@@ -1,4 +1,4 @@
-"""Records -> columns of the ClickHouse tables. Pure; part of the ClickHouse sink.
+"""Records -> columns of the small ClickHouse tables; clickhouse_columns has the large. Pure; of the sink.
 
 Column names are those of the migrations; a test compares them. Times go in as integers: ticks of the
 column's DateTime64 scale.
@@ -13,15 +13,17 @@ from typing import Any
 from moetrace_collectors.events import CollectorEvent
 from moetrace_collectors.model import RankStep
 from moetrace_collectors.sinks.base import StepResult
+from moetrace_collectors.sinks.clickhouse_columns import (
+    TableColumns,
+    expert_coactivation,
+    expert_loads,
+    phase_spans,
+    rank_traffic,
+)
 from moetrace_schemas import identity
-from moetrace_schemas.columns import RowFlag
-from moetrace_schemas.enums import COUNT_KIND_BY_CODE, DIRECTION_BY_CODE, PHASE_BY_CODE, CountKind
+from moetrace_schemas.enums import ROUTING_VIOLATION_BY_CODE
 
 NS_PER_MS = 1_000_000
-_PHASES = {code: phase.value for code, phase in PHASE_BY_CODE.items()}
-_DIRECTIONS = {code: direction.value for code, direction in DIRECTION_BY_CODE.items()}
-_COUNT_KINDS = {code: kind.value for code, kind in COUNT_KIND_BY_CODE.items()}
-_ROUTED = next(code for code, kind in COUNT_KIND_BY_CODE.items() if kind is CountKind.ROUTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,110 +50,20 @@ class _Builder:
         for column, value in zip(self._columns, values, strict=True):
             column.append(value)
 
-    def add_rows(self, count: int, *values: Any) -> None:
-        """`count` rows; a list is a column of that length, anything else is the same in every row."""
-        for column, value in zip(self._columns, values, strict=True):
-            column.extend(value if isinstance(value, list) else [value] * count)
-
     def rows(self) -> TableRows:
         return TableRows(table=self._table, names=self._names, columns=self._columns)
 
 
-def rank_step_rows(rank_steps: Sequence[RankStep], *, late: bool) -> tuple[TableRows, ...]:
-    """Everything that rank steps themselves say: phase_spans, expert_loads, rank_traffic, rank_steps."""
+def rank_step_rows(rank_steps: Sequence[RankStep], *, late: bool) -> tuple[TableColumns | TableRows, ...]:
+    """Everything that rank steps themselves say: all tables but those of verdicts and events."""
     return (
-        _phase_spans(rank_steps),
-        _expert_loads(rank_steps),
-        _rank_traffic(rank_steps),
+        phase_spans(rank_steps),
+        expert_loads(rank_steps),
+        rank_traffic(rank_steps),
         _rank_steps(rank_steps, late),
+        _routing_violations(rank_steps),
+        expert_coactivation(rank_steps),
     )
-
-
-def _phase_spans(rank_steps: Iterable[RankStep]) -> TableRows:
-    builder = _Builder(
-        "phase_spans", "run_id", "step", "layer", "phase", "direction", "microbatch", "ordinal", "rank",
-        "is_barrier", "ep_group", "ep_rank", "forward_mode", "cohort", "stream", "flags", "start_time",
-        "duration_ns", "bytes", "rows",
-    )  # fmt: skip
-    for step in rank_steps:
-        phases = step.phases
-        builder.add_rows(
-            len(phases),
-            step.run_id,
-            step.step,
-            phases.layer.tolist(),
-            [_PHASES[code] for code in phases.phase.tolist()],
-            [_DIRECTIONS[code] for code in phases.direction.tolist()],
-            phases.microbatch.tolist(),
-            phases.ordinal.tolist(),
-            step.rank,
-            (phases.flags & int(RowFlag.BARRIER)).tolist(),
-            step.ep_group,
-            step.ep_rank,
-            step.forward_mode.value,
-            step.cohort,
-            phases.stream.tolist(),
-            phases.flags.tolist(),
-            (phases.start_offset_ns + step.start_unix_ns).tolist(),
-            phases.duration_ns.tolist(),
-            phases.bytes.tolist(),
-            phases.rows.tolist(),
-        )
-    return builder.rows()
-
-
-def _expert_loads(rank_steps: Iterable[RankStep]) -> TableRows:
-    builder = _Builder(
-        "expert_loads", "run_id", "step", "layer", "count_kind", "forward_mode", "cohort", "rank",
-        "microbatch", "expert", "count", "placement_version", "step_time",
-    )  # fmt: skip
-    for step in rank_steps:
-        for entry in step.experts:
-            # Zeros are kept for routed, so that a dead expert shows; the other kinds are sparse.
-            experts = (
-                range(len(entry.counts)) if entry.kind == _ROUTED else entry.counts.nonzero()[0].tolist()
-            )
-            builder.add_rows(
-                len(experts),
-                step.run_id,
-                step.step,
-                entry.layer,
-                _COUNT_KINDS[entry.kind],
-                step.forward_mode.value,
-                step.cohort,
-                step.rank,
-                step.microbatch,
-                list(experts),
-                entry.counts.tolist() if entry.kind == _ROUTED else entry.counts[experts].tolist(),
-                step.placement_version,
-                step.start_unix_ns // NS_PER_MS,
-            )
-    return builder.rows()
-
-
-def _rank_traffic(rank_steps: Iterable[RankStep]) -> TableRows:
-    builder = _Builder(
-        "rank_traffic", "run_id", "step", "layer", "phase", "forward_mode", "source_rank",
-        "destination_ep_rank", "microbatch", "rows", "bytes", "source_host", "step_time",
-    )  # fmt: skip
-    for step in rank_steps:
-        for entry in step.traffic:
-            builder.add_rows(
-                len(entry.rows),
-                step.run_id,
-                step.step,
-                entry.layer,
-                _PHASES[entry.phase],
-                step.forward_mode.value,
-                step.rank,
-                list(range(len(entry.rows))),
-                step.microbatch,
-                entry.rows.tolist(),
-                (entry.rows * entry.row_bytes).tolist(),
-                step.host_name,
-                step.start_unix_ns // NS_PER_MS,
-            )
-    return builder.rows()
 
 
 def _rank_steps(rank_steps: Iterable[RankStep], late: bool) -> TableRows:
@@ -159,6 +71,7 @@ def _rank_steps(rank_steps: Iterable[RankStep], late: bool) -> TableRows:
         "rank_steps", "run_id", "step", "rank", "microbatch", "trace_id", "world_size", "ep_group", "ep_rank",
         "ep_size", "forward_mode", "cohort", "model_name", "model_version", "host_name", "clock",
         "sample_period", "placement_version", "warmup", "late", "start_time", "duration_ns",
+        "expected_sites", "seen_sites",
     )  # fmt: skip
     for step in rank_steps:
         builder.add_row(
@@ -166,7 +79,7 @@ def _rank_steps(rank_steps: Iterable[RankStep], late: bool) -> TableRows:
             step.step,
             step.rank,
             step.microbatch,
-            f"{identity.trace_id(step.run_id, step.step):032x}",
+            f"{identity.trace_id(step.sent_run_id or step.run_id, step.step):032x}",
             step.world_size,
             step.ep_group,
             step.ep_rank,
@@ -183,13 +96,61 @@ def _rank_steps(rank_steps: Iterable[RankStep], late: bool) -> TableRows:
             int(late),
             step.start_unix_ns,
             step.duration_ns,
+            step.expected_sites,
+            step.seen_sites,
         )
     return builder.rows()
 
 
+def _violations_builder() -> _Builder:
+    return _Builder(
+        "routing_violations", "run_id", "step", "layer", "violation", "forward_mode", "scope", "rank",
+        "microbatch", "count", "step_time",
+    )  # fmt: skip
+
+
+def _routing_violations(rank_steps: Iterable[RankStep]) -> TableRows:
+    builder = _violations_builder()
+    for step in rank_steps:
+        for entry in step.violations:
+            builder.add_row(
+                step.run_id,
+                step.step,
+                entry.layer,
+                ROUTING_VIOLATION_BY_CODE[entry.violation].value,
+                step.forward_mode.value,
+                "rank",
+                step.rank,
+                step.microbatch,
+                entry.count,
+                step.start_unix_ns // NS_PER_MS,
+            )
+    return builder.rows()
+
+
+def _group_violations(results: Iterable[StepResult]) -> TableRows:
+    builder = _violations_builder()
+    for result in results:
+        step_time_ms = _step_time_ns(result) // NS_PER_MS
+        for found in result.violations:
+            builder.add_row(
+                result.joined.run_id,
+                result.joined.step,
+                found.layer,
+                found.violation.value,
+                found.forward_mode.value,
+                "group",
+                found.ep_group,
+                found.microbatch,
+                found.count,
+                step_time_ms,
+            )
+    return builder.rows()
+
+
 def verdict_rows(results: Sequence[StepResult]) -> tuple[TableRows, ...]:
-    """What was found out about steps: step_verdicts and step_barriers."""
-    return (_step_verdicts(results), _step_barriers(results))
+    """What was found out about steps: step_verdicts, step_barriers, routing_violations of whole groups."""
+    return (_step_verdicts(results), _step_barriers(results), _group_violations(results))
 
 
 def _step_time_ns(result: StepResult) -> int:

@@ -20,7 +20,13 @@ from moetrace_collectors.sinks.exchange_overlap import exchange_time_ns
 from moetrace_collectors.sinks.exchange_scope import rows_by_scope
 from moetrace_collectors.sinks.group_series import GroupSeries
 from moetrace_schemas import metrics
-from moetrace_schemas.enums import COUNT_KIND_BY_CODE, CountKind, Evidence, Phase
+from moetrace_schemas.enums import (
+    COUNT_KIND_BY_CODE,
+    ROUTING_VIOLATION_BY_CODE,
+    CountKind,
+    Evidence,
+    Phase,
+)
 
 NS_PER_S = 1e9
 HOT_SLOTS = 8
@@ -34,7 +40,7 @@ _EXCHANGES = (Phase.DISPATCH, Phase.COMBINE)
 _EXCLUDED = {
     code: kind.value
     for code, kind in COUNT_KIND_BY_CODE.items()
-    if kind not in (CountKind.ROUTED, CountKind.RECEIVED)
+    if kind not in (CountKind.ROUTED, CountKind.RECEIVED, CountKind.EXECUTED)
 }
 _ROUTED = next(code for code, kind in COUNT_KIND_BY_CODE.items() if kind is CountKind.ROUTED)
 
@@ -47,6 +53,7 @@ class PrometheusSink:
 
     name = "prometheus"
     num_waiting_steps = 0
+    has_unwritten = False
 
     def __init__(self, book: SeriesBook, *, series_budget: int) -> None:
         """Make the domain metrics in `book`.
@@ -84,6 +91,8 @@ class PrometheusSink:
         self._previous_placement = book.gauge(metrics.PLACEMENT_PREVIOUS_VERSION)
         self._run_info = book.gauge(metrics.RUN_INFO)
         self._groups = GroupSeries(book)
+        self._violations = book.counter(metrics.ROUTING_VIOLATIONS_TOTAL)
+        self._coverage = book.gauge(metrics.RANK_SITE_COVERAGE_RATIO)
         self._placements: dict[str, int] = {}
 
     def take_step(self, result: StepResult) -> None:
@@ -102,6 +111,7 @@ class PrometheusSink:
         self._take_experts(verdict.run_id, result.joined.rank_steps)
         self._take_run(verdict.run_id, result.joined.rank_steps)
         self._groups.take(result)
+        self._take_receipts(result)
 
     def take_late(self, rank_step: RankStep) -> None:
         """See Sink: a verdict was given without it, so it is not counted into anything."""
@@ -174,6 +184,17 @@ class PrometheusSink:
             self._previous_placement.set(before, (run_id,))
         self._placements[run_id] = version
         self._placement.set(version, (run_id,))
+
+    def _take_receipts(self, result: StepResult) -> None:
+        run_id = result.joined.run_id
+        for rank_step in result.joined.rank_steps:
+            for entry in rank_step.violations:
+                self._violations.add(entry.count, (run_id, ROUTING_VIOLATION_BY_CODE[entry.violation].value))
+            if rank_step.expected_sites:
+                ratio = rank_step.seen_sites / rank_step.expected_sites
+                self._coverage.set(ratio, (run_id, str(rank_step.rank)))
+        for found in result.violations:
+            self._violations.add(found.count, (run_id, found.violation.value))
 
     def _take_experts(self, run_id: str, rank_steps: tuple[RankStep, ...]) -> None:
         routed: dict[Layer, IntArray] = {}

@@ -12,6 +12,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from moetrace_collectors.access.client import client_access, explain
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.views.number_format import duration_text
 from moetrace_collectors.views.recent_records import CollectorCounters
@@ -25,15 +26,23 @@ def read_counters(url: str, *, clock_s: Callable[[], float] = time.monotonic) ->
     """What the collector at `url` says of itself.
 
     Raises:
-        UsageError: it does not answer, or not as a collector does.
+        UsageError: it does not answer, not as a collector does, or the environment's token or certificate
+            does not do.
     """
+    request = urllib.request.Request(f"{url.rstrip('/')}/metrics")
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/metrics", timeout=TIMEOUT_S) as answer:
+        with client_access().open(request, timeout_s=TIMEOUT_S) as answer:
             text = answer.read().decode()
         return parse_counters(text, read_monotonic_s=clock_s())
+    except UsageError:
+        raise
     except urllib.error.HTTPError as error:
+        if (told := explain(url, error)) is not None:
+            raise UsageError(told) from error
         raise UsageError(f"{url}/metrics answers {error.code}: check --url") from error
     except (OSError, ValueError) as error:
+        if (told := explain(url, error)) is not None:
+            raise UsageError(told) from error
         reason = getattr(error, "reason", error)
         raise UsageError(f"no collector answers at {url}/metrics ({reason}): check --url") from error
 

@@ -11,7 +11,8 @@ from moetrace_collectors.views.number_format import count, duration_text, percen
 from moetrace_collectors.views.report_load import load_section, traffic_section
 from moetrace_collectors.views.report_steps import evidence_badge, extension_table, steps_table
 from moetrace_collectors.views.report_text import accounting_section, asset, how_section
-from moetrace_collectors.views.run_records import RunView, StepRow
+from moetrace_collectors.views.run_records import RunView
+from moetrace_collectors.views.step_sentence import verdict_sentence
 from moetrace_collectors.views.svg_steps import frontier_bar, step_strip
 from moetrace_collectors.views.svg_timeline import legend, timeline_svg
 from moetrace_collectors.views.timeline import costliest_window, lay_out
@@ -43,7 +44,7 @@ def render_report(view: RunView, summary: Summary) -> str:
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", f"moetrace: {view.overview.run_id}"),
-        tag("style", asset("report.css")),
+        tag("style", asset("palette.css"), asset("report.css")),
     )
     body = tag(
         "body",
@@ -202,7 +203,7 @@ def _timeline(view: RunView) -> tuple[str, Markup]:
     timeline = lay_out(detail, critical_rank=row.suspect.rank if row.suspect else None)
     window = costliest_window(timeline)
     parts = [
-        tag("p", evidence_badge(row.evidence), f" {_verdict_sentence(row)}", class_="verdict"),
+        tag("p", evidence_badge(row.evidence), f" {verdict_sentence(row)}", class_="verdict"),
         legend(timeline),
         _explorable(timeline_svg(timeline, identifier="whole", window=None), f"Step {row.step} across ranks"),
     ]
@@ -239,18 +240,6 @@ def _explorable(figure: Markup, name: str) -> Markup:
         tabindex=0,
         aria_label=f"{name}. Left and right move from mark to mark, up and down from rank to rank.",
     )
-
-
-def _verdict_sentence(row: StepRow) -> str:
-    sentence = f"{duration_text(row.step_ns)}, {row.forward_mode}."
-    suspect = row.suspect
-    if suspect is not None:
-        sentence += (
-            f" Rank {suspect.rank} in {suspect.phase} ({layer_name(suspect.layer)}) cost "
-            f"{duration_text(suspect.worth_ns)}, {percent(suspect.share)} of the step's extension; cause: "
-            f"{row.cause}."
-        )
-    return f"{sentence} {row.reason[:1].upper()}{row.reason[1:]}"
 
 
 def _time(view: RunView, summary: Summary) -> Markup:

@@ -55,14 +55,17 @@ FROM {_read("step_verdicts")}
 GROUP BY closed_by
 """
 
-STEPS = f"""
-SELECT
+VERDICT_COLUMNS = """
     step, toUnixTimestamp64Nano(step_time) AS start_ns, toString(forward_mode) AS forward_mode,
     toString(evidence) AS evidence, reason, rank, layer, toString(phase) AS phase,
     toString(cause) AS cause, worth_ns, share,
     runner_up_rank, runner_up_layer, toString(runner_up_phase) AS runner_up_phase, runner_up_worth_ns,
     step_ns, extension_ns, CAST(phase_ns, 'Map(String, Int64)') AS phase_ns,
     world_size, missing_ranks, toString(closed_by) AS closed_by, warmup
+"""
+
+STEPS = f"""
+SELECT {VERDICT_COLUMNS}
 FROM {_read("step_verdicts")}
 ORDER BY step DESC
 LIMIT {{limit:UInt64}}

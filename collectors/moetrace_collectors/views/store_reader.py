@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import TypeVar
 
@@ -80,7 +80,7 @@ def read_run(store: Store, run_id: str, *, step: int | None = None) -> RunView:
         rank_loads=rank_loads,
         traffic=_traffic(store, parameters),
         extensions=read_extensions(store, parameters),
-        detail=_detail(store, parameters, drawn),
+        detail=read_detail(store, run_id, drawn),
         accounting=accounting,
     )
 
@@ -205,16 +205,17 @@ def load_matrices(store: Store, parameters: Parameters, query: str) -> tuple[Loa
         for cohort_cells in cells[mode].values():
             for key, total in cohort_cells.items():
                 summed[key] += total
-        matrices.append(_matrix(LoadView(forward_mode=mode, cohort=None), summed))
+        matrices.append(load_matrix(LoadView(forward_mode=mode, cohort=None), summed))
         if len(cells[mode]) > 1:
             matrices += [
-                _matrix(LoadView(forward_mode=mode, cohort=cohort), cells[mode][cohort])
+                load_matrix(LoadView(forward_mode=mode, cohort=cohort), cells[mode][cohort])
                 for cohort in sorted(cells[mode])
             ]
     return tuple(matrices)
 
 
-def _matrix(view: LoadView, cells: dict[tuple[int, int], int]) -> LoadMatrix:
+def load_matrix(view: LoadView, cells: Mapping[tuple[int, int], int]) -> LoadMatrix:
+    """Counts by (layer, column) as a matrix."""
     layers = tuple(sorted({layer for layer, _ in cells}))
     columns = tuple(sorted({column for _, column in cells}))
     return LoadMatrix(
@@ -264,11 +265,24 @@ def _square(ranks: Iterable[int], cells: dict[tuple[int, int], int]) -> tuple[tu
     return tuple(tuple(cells.get((source, destination), 0) for destination in ranks) for source in ranks)
 
 
-def _detail(store: Store, parameters: Parameters, drawn: StepRow) -> StepDetail:
-    at_step = {**parameters, "step": drawn.step}
+def read_detail(
+    store: Store, run_id: str, drawn: StepRow, *, lanes: Sequence[int] | None = None
+) -> StepDetail:
+    """One step, enough to draw it.
+
+    Args:
+        store: Where the rows are.
+        run_id: Its run.
+        drawn: Its verdict.
+        lanes: Ranks to draw, those that sent nothing left out; None to choose them.
+    """
+    at_step: Parameters = {"run": run_id, "step": drawn.step}
     ranks = tuple(int(row["rank"]) for row in store.rows(queries.STEP_RANKS, at_step))
-    barriers = tuple(barrier_row(row) for row in store.rows(queries.BARRIERS, at_step))
-    shown = lanes_to_show(drawn, ranks, barriers)
+    barriers = read_barriers(store, run_id, drawn.step)
+    present = set(ranks)
+    shown = (
+        lanes_to_show(drawn, ranks, barriers) if lanes is None else tuple(sorted(present.intersection(lanes)))
+    )
     return StepDetail(
         step=drawn.step,
         ranks=ranks,
@@ -278,6 +292,12 @@ def _detail(store: Store, parameters: Parameters, drawn: StepRow) -> StepDetail:
         ),
         barriers=barriers,
     )
+
+
+def read_barriers(store: Store, run_id: str, step: int) -> tuple[BarrierRow, ...]:
+    """Exchanges of one step, by group and index."""
+    rows = store.rows(queries.BARRIERS, {"run": run_id, "step": step})
+    return tuple(barrier_row(row) for row in rows)
 
 
 def barrier_row(row: Row) -> BarrierRow:

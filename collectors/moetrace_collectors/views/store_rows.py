@@ -15,9 +15,10 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from moetrace_collectors import owner
+from moetrace_collectors.access.client import client_access, explain
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.run_directory import STORE_NAME, RunDirectory
-from moetrace_collectors.store import first_line, open_client, parse_store
+from moetrace_collectors.store import escape_parameter, first_line, open_client, parse_store
 
 DATABASE = "moetrace"
 HTTP_TIMEOUT_SECONDS = 60.0
@@ -117,11 +118,12 @@ class HttpStore:
         """Nothing is sent before the first query.
 
         Raises:
-            UsageError: not an http or https address.
+            UsageError: not an http or https address, or the environment names no readable token.
         """
         if not url.startswith(("http://", "https://")):
             raise UsageError(f"--url {url}: a collector's address expected, as in http://127.0.0.1:4318")
         self._url = url.rstrip("/") + "/"
+        self._access = client_access()
         self.address = parse_store(url).display
         self.database = database
 
@@ -131,7 +133,7 @@ class HttpStore:
             "default_format": "JSONEachRow",
             "output_format_json_quote_64bit_integers": "0",
             "param_database": self.database,
-            **{f"param_{name}": _escape(str(value)) for name, value in parameters.items()},
+            **{f"param_{name}": escape_parameter(str(value)) for name, value in parameters.items()},
         }
         request = urllib.request.Request(
             f"{self._url}?{urllib.parse.urlencode(settings)}",
@@ -140,12 +142,18 @@ class HttpStore:
             method="POST",
         )
         try:
-            with urllib.request.urlopen(request, timeout=HTTP_TIMEOUT_SECONDS) as response:
+            with self._access.open(request, timeout_s=HTTP_TIMEOUT_SECONDS) as response:
                 body: bytes = response.read()
+        except UsageError:
+            raise
         except urllib.error.HTTPError as error:
+            if (told := explain(self.address, error)) is not None:
+                raise UsageError(told) from error
             text = error.read().decode(errors="replace") or f"HTTP {error.code}"
             raise UsageError(_no_answer(self.address, self.database, text)) from error
         except (OSError, ValueError) as error:
+            if (told := explain(self.address, error)) is not None:
+                raise UsageError(told) from error
             reason = getattr(error, "reason", error)
             raise UsageError(f"no collector answers at {self.address} ({reason}): check --url") from error
         try:
@@ -205,10 +213,3 @@ def _no_answer(address: str, database: str, text: str) -> str:
             f"{address} holds no tables of moetrace in database {database}: nothing has been stored there yet"
         )
     return f"{address} did not answer a query: {first_line(text)}"
-
-
-def _escape(value: str) -> str:
-    # ClickHouse reads HTTP parameters as escaped TSV fields.
-    for plain, escaped in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"), ("\0", "\\0")):
-        value = value.replace(plain, escaped)
-    return value

@@ -81,6 +81,9 @@ RANK_IMBALANCE = PromQuery(
     legend="layer {{layer}} {{forward_mode}}",
 )
 EXCLUDED_PAIRS = PromQuery(expr=_rate("moetrace_excluded_pairs_total", RUN, "reason"), legend="{{reason}}")
+ROUTING_VIOLATIONS = PromQuery(
+    expr=_rate("moetrace_routing_violations_total", RUN, "reason"), legend="{{reason}}"
+)
 ROUTED_PAIRS = PromQuery(
     expr=_rate("moetrace_routed_pairs_total", MODE, "forward_mode"), legend="{{forward_mode}}"
 )
@@ -205,6 +208,9 @@ TRACER_THREADS = PromQuery(
 )
 TRACER_QUEUE = PromQuery(expr="sum by (instance) (moetrace_self_export_queue_steps)", legend="{{instance}}")
 SITE_COVERAGE = PromQuery(expr=COVERAGE, legend="{{instance}}")
+RANK_COVERAGE = PromQuery(
+    expr="min by (run_id, rank) (moetrace_rank_site_coverage_ratio)", legend="{{run_id}} rank {{rank}}"
+)
 SERIES_IN_USE = PromQuery(
     expr='count by (__name__) ({__name__=~"moetrace_expert_tokens_total|moetrace_expert_slot_tokens_total'
     '|moetrace_expert_slot_id"})',

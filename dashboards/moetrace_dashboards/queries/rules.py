@@ -219,6 +219,13 @@ def rebalance_stalled(config: Config) -> str:
     return f"{uneven}\nand on (run_id) ({still})\nand on (run_id, forward_mode) {STEPS} > 0"
 
 
+def rank_coverage_lost(config: Config) -> str:
+    """Ranks of running runs whose wrapped call sites fire no more, as they say themselves with every step."""
+    seen = "max by (run_id, rank) (max_over_time(moetrace_rank_site_coverage_ratio[5m]))"
+    return f"{seen} < {config.coverage_ratio}\nand on (run_id) sum by (run_id) ({STEPS}) > 0"
+
+
+ROUTING_CONTRADICTED = "sum by (run_id, reason) (increase(moetrace_routing_violations_total[10m])) > 0"
 RANKS_MISSING = "sum by (run_id, rank) (increase(moetrace_missing_rank_steps_total[2m])) > 0"
 """Windows are shorter than the hold of their alert: a single event, as at the end of a run, wakes nobody."""
 TRACER_DROPS = "sum by (job, instance, reason) (increase(moetrace_self_dropped_steps_total[5m])) > 0"

@@ -49,7 +49,7 @@ def checksum(template: str) -> str:
 
 
 def read_files() -> tuple[Migration, ...]:
-    """All migration files in order of version, numbered from 1 without gaps; the lock is not looked at.
+    """All migration files in order of version; numbers may have gaps. The lock is not looked at.
 
     Raises:
         MigrationError: a file's name or number is out of line.
@@ -57,14 +57,16 @@ def read_files() -> tuple[Migration, ...]:
     folder = resources.files("moetrace_schemas.clickhouse") / "migrations"
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
     migrations = []
-    for expected, name in enumerate(names, start=1):
+    last = 0
+    for name in names:
         match = _FILE_NAME.fullmatch(name)
-        if match is None or int(match[1]) != expected:
-            raise MigrationError(f"migration {name}: name {expected:04d}_<lower_snake_case>.sql expected")
+        if match is None or int(match[1]) <= last:
+            raise MigrationError(
+                f"migration {name}: a name like {last + 1:04d}_<lower_snake_case>.sql expected"
+            )
+        last = int(match[1])
         template = (folder / name).read_text(encoding="utf-8")
-        migrations.append(
-            Migration(version=expected, name=name, template=template, checksum=checksum(template))
-        )
+        migrations.append(Migration(version=last, name=name, template=template, checksum=checksum(template)))
     return tuple(migrations)
 
 

@@ -17,6 +17,28 @@ TTL toDateTime(time) + toIntervalDay(90)
 SETTINGS index_granularity = 8192
 COMMENT 'What the collector could not join or store as it came';
 
+CREATE TABLE moetrace.expert_coactivation
+(
+    `run_id` LowCardinality(String) COMMENT 'Run',
+    `step` UInt64 COMMENT 'Step number' CODEC(DoubleDelta, ZSTD(1)),
+    `layer` Int16 COMMENT 'MoE layer of the first expert' CODEC(ZSTD(1)),
+    `span` LowCardinality(String) COMMENT 'within: both of this layer, first < second; across: the second of the next MoE layer',
+    `forward_mode` LowCardinality(String) COMMENT 'train, prefill, decode or mixed',
+    `cohort` LowCardinality(String) COMMENT 'Allow-listed traffic cohort',
+    `rank` UInt32 COMMENT 'Global rank whose tokens were counted' CODEC(ZSTD(1)),
+    `microbatch` UInt16 COMMENT 'Microbatch' CODEC(ZSTD(1)),
+    `first` UInt16 COMMENT 'Logical expert' CODEC(ZSTD(1)),
+    `second` UInt16 COMMENT 'Logical expert' CODEC(ZSTD(1)),
+    `tokens` UInt32 COMMENT 'Tokens that both serve, padding left out' CODEC(ZSTD(1)),
+    `step_time` DateTime64(3) COMMENT 'Start of the step (unix time)' CODEC(Delta(8), ZSTD(1))
+)
+ENGINE = ReplacingMergeTree
+PARTITION BY toDate(step_time)
+ORDER BY (run_id, step, layer, span, forward_mode, rank, microbatch, first, second)
+TTL toDateTime(step_time) + toIntervalDay(30)
+SETTINGS index_granularity = 8192
+COMMENT 'Experts that serve the same tokens, of sampled steps and layers';
+
 CREATE TABLE moetrace.expert_loads
 (
     `run_id` LowCardinality(String) COMMENT 'Run',
@@ -68,6 +90,47 @@ TTL toDateTime(start_time) + toIntervalDay(30)
 SETTINGS index_granularity = 8192
 COMMENT 'One row per phase interval of one rank';
 
+CREATE TABLE moetrace.placement_ledger
+(
+    `run_id` LowCardinality(String) COMMENT 'Run; every run has a chain of its own',
+    `sequence` UInt64 COMMENT 'Number of the row in the chain, from 0',
+    `time` DateTime64(3) COMMENT 'When the row was written (UTC)' CODEC(Delta(8), ZSTD(1)),
+    `event` LowCardinality(String) COMMENT 'proposed, announced, applied or judged',
+    `version` UInt32 COMMENT 'Placement epoch that the row is about',
+    `previous_version` UInt32 COMMENT 'Epoch in force before it; 0 = unknown',
+    `rollback_version` UInt32 COMMENT 'Epoch to go back to if it regresses; 0 = unknown',
+    `step` Nullable(UInt64) COMMENT 'First step of the epoch, where known',
+    `digest` String COMMENT 'SHA-256 of the mapping, hex; empty where no mapping was told',
+    `policy_version` LowCardinality(String) COMMENT 'Version of the policy that chose the mapping',
+    `proposed_by` LowCardinality(String) COMMENT 'Name of the service that proposed it',
+    `memory` LowCardinality(String) COMMENT 'fits, does_not_fit or unknown',
+    `experts_copied` Nullable(UInt64) COMMENT 'Experts that ranks must fetch, over all layers; NULL = the mapping before is not known',
+    `copied_bytes` Nullable(UInt64) COMMENT 'Weights of those; NULL = size of an expert not told',
+    `replicas_added` Nullable(Int64) COMMENT 'Change of filled slots, over all layers',
+    `verdict` LowCardinality(String) COMMENT 'accepted, regressed or not_enough_evidence in rows of event judged, else empty',
+    `document` String COMMENT 'Everything else as canonical JSON: mapping, terms, migration plan, comparison' CODEC(ZSTD(3)),
+    `previous_hash` String COMMENT 'row_hash of the row before in the chain; 64 zeros in the first',
+    `row_hash` String COMMENT 'SHA-256 over the canonical JSON of all other columns, hex'
+)
+ENGINE = MergeTree
+ORDER BY (run_id, sequence)
+SETTINGS index_granularity = 8192
+COMMENT 'Append-only, hash-chained record of every placement change; verified by moetrace placement verify';
+
+CREATE TABLE moetrace.placement_slots
+(
+    `run_id` LowCardinality(String) COMMENT 'Run',
+    `version` UInt32 COMMENT 'Placement epoch',
+    `layer` Int16 COMMENT 'MoE layer' CODEC(ZSTD(1)),
+    `slot` UInt32 COMMENT 'Physical expert; slots are numbered rank by rank' CODEC(Delta(4), ZSTD(1)),
+    `ep_rank` UInt32 COMMENT 'Expert-parallel rank that has the slot' CODEC(ZSTD(1)),
+    `expert` Int32 COMMENT 'Logical expert in it; -1 = empty' CODEC(ZSTD(1))
+)
+ENGINE = ReplacingMergeTree
+ORDER BY (run_id, version, layer, slot)
+SETTINGS index_granularity = 8192
+COMMENT 'Physical to logical experts of each placement epoch';
+
 CREATE TABLE moetrace.rank_steps
 (
     `run_id` LowCardinality(String) COMMENT 'Run',
@@ -90,7 +153,9 @@ CREATE TABLE moetrace.rank_steps
     `warmup` UInt8 COMMENT '1 = warm-up step' CODEC(ZSTD(1)),
     `late` UInt8 COMMENT '1 = arrived after its step had closed' CODEC(ZSTD(1)),
     `start_time` DateTime64(9) COMMENT 'Unix time by the rank\'s own clock; for drawing only' CODEC(Delta(8), ZSTD(1)),
-    `duration_ns` Int64 COMMENT 'Step duration on this rank, ns' CODEC(ZSTD(1))
+    `duration_ns` Int64 COMMENT 'Step duration on this rank, ns' CODEC(ZSTD(1)),
+    `expected_sites` UInt32 DEFAULT 0 COMMENT 'Wrapped call sites that should have fired; 0 = unknown' CODEC(ZSTD(1)),
+    `seen_sites` UInt32 DEFAULT 0 COMMENT 'Those of them that did' CODEC(ZSTD(1))
 )
 ENGINE = ReplacingMergeTree
 PARTITION BY toDate(start_time)
@@ -120,6 +185,26 @@ ORDER BY (run_id, step, layer, phase, source_rank, destination_ep_rank, microbat
 TTL toDateTime(step_time) + toIntervalDay(30)
 SETTINGS index_granularity = 8192
 COMMENT 'Rows and bytes from rank to rank';
+
+CREATE TABLE moetrace.routing_violations
+(
+    `run_id` LowCardinality(String) COMMENT 'Run',
+    `step` UInt64 COMMENT 'Step number' CODEC(DoubleDelta, ZSTD(1)),
+    `layer` Int16 COMMENT 'MoE layer' CODEC(ZSTD(1)),
+    `violation` LowCardinality(String) COMMENT 'Closed set RoutingViolation',
+    `forward_mode` LowCardinality(String) COMMENT 'train, prefill, decode or mixed',
+    `scope` LowCardinality(String) COMMENT 'rank: seen by the rank itself; group: seen over its expert-parallel group',
+    `rank` UInt32 COMMENT 'Global rank; of scope group, the lowest global rank of the group' CODEC(ZSTD(1)),
+    `microbatch` UInt16 COMMENT 'Microbatch' CODEC(ZSTD(1)),
+    `count` UInt64 COMMENT 'How many; the unit is that of the violation' CODEC(ZSTD(1)),
+    `step_time` DateTime64(3) COMMENT 'Start of the step (unix time)' CODEC(Delta(8), ZSTD(1))
+)
+ENGINE = ReplacingMergeTree
+PARTITION BY toDate(step_time)
+ORDER BY (run_id, step, layer, violation, forward_mode, scope, rank, microbatch)
+TTL toDateTime(step_time) + toIntervalDay(90)
+SETTINGS index_granularity = 8192
+COMMENT 'Contradictions in routing receipts of checked steps';
 
 CREATE TABLE moetrace.schema_migrations
 (

@@ -37,6 +37,10 @@ class FakeClient:
         assert len({len(column) for column in data}) == 1
         self.tables.append((table, len(data[0])))
 
+    def insert_arrow(self, table: str, arrow: Any, **options: Any) -> None:
+        """Take an Arrow table."""
+        self.insert(table, [column.to_pylist() for column in arrow.columns], column_oriented=True)
+
     def close(self) -> None:
         """Close."""
         self.closed = True

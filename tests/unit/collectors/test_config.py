@@ -46,8 +46,8 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
         ),
         (
             {"host": "0.0.0.0"},
-            "host = '0.0.0.0' is reachable from other machines, and this version has neither TLS nor tokens: "
-            "keep 127.0.0.1, or add --insecure on a network you trust",
+            "host = '0.0.0.0' is reachable from other machines: add tls_certificate and tls_key, and "
+            "token_file (or tls_client_ca); or keep 127.0.0.1, or add --insecure on a network you trust",
         ),
     ],
 )  # fmt: skip

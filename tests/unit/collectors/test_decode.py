@@ -15,14 +15,15 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 
 from moetrace_collectors.decode import Decoded, decode
 from moetrace_collectors.events import Rejection
-from moetrace_collectors.model import RankStep
+from moetrace_collectors.model import CoactivationColumns, RankStep, ViolationCount
 from moetrace_collectors.receivers.otlp_body import parse
 from moetrace_collectors.testing import SyntheticRun, any_value, request, span
 from moetrace_schemas import attributes, enums, identity
-from moetrace_schemas.columns import EXPERTS, PHASES, TRAFFIC, pack
+from moetrace_schemas.columns import COACTIVATION, EXPERTS, PHASES, TRAFFIC, VIOLATIONS, pack
 from moetrace_schemas.enums import RejectReason
 
 RUN = SyntheticRun(world_size=4, num_layers=3, num_experts=8)
+STEP_ATTRIBUTES = sorted(name for name, carriers in attributes.CARRIERS.items() if "moe.step" in carriers)
 FOREIGN = Path(__file__).parents[2] / "data" / "otlp" / "trace.json"
 
 
@@ -57,7 +58,7 @@ def only_rejection(decoded: Decoded) -> Rejection:
 def assert_equal(one: RankStep, other: RankStep) -> None:
     """Compare records that hold arrays."""
     for field in dataclasses.fields(RankStep):
-        if field.name not in ("phases", "experts", "traffic"):
+        if field.name not in ("phases", "experts", "traffic", "coactivation"):
             assert getattr(one, field.name) == getattr(other, field.name), field.name
     for column in PHASES.columns:
         assert np.array_equal(getattr(one.phases, column.name), getattr(other.phases, column.name))
@@ -71,7 +72,9 @@ def assert_equal(one: RankStep, other: RankStep) -> None:
 
 def test_a_rank_step_survives_the_wire() -> None:
     """Every field and array that a rank sends comes out as it went in."""
-    sent = RUN.step(5)
+    sent = tuple(
+        dataclasses.replace(one, tracer_ns=1_000 + one.rank, anchor_error_ns=one.rank) for one in RUN.step(5)
+    )
     decoded = decode(request(sent), max_world_size=1024)
     assert decoded.rejected == ()
     assert decoded.num_foreign_spans == 0
@@ -87,7 +90,7 @@ def test_a_bad_span_does_not_cost_its_neighbours() -> None:
     assert (rejection.reason, rejection.run_id, rejection.step, rejection.rank) == (
         RejectReason.INVALID_ATTRIBUTE, "synthetic", 5, 1,
     )  # fmt: skip
-    assert rejection.detail == "moetrace.clock is 'sundial': host or cuda expected"
+    assert rejection.detail == "moetrace.clock is 'sundial': host or cuda or device expected"
 
 
 @pytest.mark.parametrize("name", attributes.REQUIRED)
@@ -98,7 +101,7 @@ def test_a_required_attribute_that_is_missing_is_named(name: str) -> None:
     assert rejection.detail == f"{name} is missing"
 
 
-@pytest.mark.parametrize("name", sorted(attributes.TYPES))
+@pytest.mark.parametrize("name", STEP_ATTRIBUTES)
 def test_an_attribute_of_another_type_is_named(name: str) -> None:
     """A double where the contract has another type is rejected, naming attribute and types."""
     rejection = only_rejection(run_decode(edited(name, 1.5)))
@@ -196,7 +199,7 @@ def test_a_bad_phase_block_says_where(block: bytes, message: str) -> None:
         (
             attributes.COLUMNS_EXPERTS,
             pack(EXPERTS, [[0], [9], [1]], [3]),
-            "column count_kind: unknown code 9, 0 to 5 are known",
+            "column count_kind: unknown code 9, 0 to 7 are known",
         ),
         (
             attributes.COLUMNS_EXPERTS,
@@ -252,6 +255,62 @@ def test_counts_that_a_writer_split_are_summed() -> None:
     assert [entry.counts.tolist() for entry in decoded.rank_steps[0].experts] == [[11, 22]]
 
 
+def test_receipts_pairs_and_coverage_survive_the_wire() -> None:
+    """What ranks send beside counts comes out as it went in; a writer that says nothing of it is read too."""
+    pairs = CoactivationColumns(
+        layer=np.array([0, 0, 2]),
+        span=np.array([0, 1, 0]),
+        first=np.array([1, 3, 0]),
+        second=np.array([2, 3, 7]),
+        count=np.array([5, 1, 9]),
+    )
+    sent = dataclasses.replace(
+        RUN.step(5)[1],
+        violations=(ViolationCount(layer=1, violation=4, count=3),),
+        coactivation=pairs,
+        expected_sites=40,
+        seen_sites=39,
+    )
+    (got,) = decode(request([sent]), max_world_size=1024).rank_steps
+    assert_equal(got, sent)
+    assert got.coactivation is not None
+    for name in ("layer", "span", "first", "second", "count"):
+        assert getattr(got.coactivation, name).tolist() == getattr(pairs, name).tolist()
+    (plain,) = decode(request([RUN.step(5)[1]]), max_world_size=1024).rank_steps
+    assert (plain.violations, plain.coactivation, plain.expected_sites) == ((), None, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "message"),
+    [
+        (
+            attributes.COLUMNS_VIOLATIONS,
+            pack(VIOLATIONS, [[0], [99], [1]]),
+            "column violation: unknown code 99, 0 to 6 are known",
+        ),
+        (
+            attributes.COLUMNS_COACTIVATION,
+            pack(COACTIVATION, [[0], [2], [0], [1], [1]]),
+            "column span: unknown code 2, 0 to 1 are known",
+        ),
+        (
+            attributes.COLUMNS_COACTIVATION,
+            pack(COACTIVATION, [[0], [0], [3], [3], [1]]),
+            "column second: within a layer the first expert is the smaller one",
+        ),
+        (
+            attributes.COLUMNS_COACTIVATION,
+            pack(COACTIVATION, [[0, 0], [1, 1], [3, 3], [3, 3], [1, 1]]),
+            "column second: a pair of experts occurs twice; add it up",
+        ),
+    ],
+)
+def test_a_bad_receipt_block_says_where(name: str, block: bytes, message: str) -> None:
+    """As for other blocks."""
+    rejection = only_rejection(run_decode(edited(name, block)))
+    assert (rejection.reason, rejection.detail) == (RejectReason.MALFORMED_COLUMNS, message)
+
+
 def test_foreign_spans_are_counted_and_left_alone() -> None:
     """The OpenTelemetry example trace is accepted: one foreign span, nothing rejected."""
     message = parse(FOREIGN.read_bytes(), content_type="application/json")
@@ -286,7 +345,13 @@ GOOD_REQUEST = request(RUN.step(0)[:2]).SerializeToString()
 @given(data=st.binary(max_size=2_000))
 def test_any_bytes_as_columns_are_taken_or_rejected(data: bytes) -> None:
     """No block of bytes makes the decoder raise."""
-    for name in (attributes.COLUMNS_PHASES, attributes.COLUMNS_EXPERTS, attributes.COLUMNS_TRAFFIC):
+    for name in (
+        attributes.COLUMNS_PHASES,
+        attributes.COLUMNS_EXPERTS,
+        attributes.COLUMNS_TRAFFIC,
+        attributes.COLUMNS_VIOLATIONS,
+        attributes.COLUMNS_COACTIVATION,
+    ):
         decoded = run_decode(edited(name, data))
         assert len(decoded.rank_steps) + len(decoded.rejected) == 1
 

@@ -231,3 +231,18 @@ def test_a_recommendation_from_the_store(store: Path) -> None:
     assert costs["step_ms"] == pytest.approx(4.0, rel=0.1)
     assert document["recommendation"]["action"] in ("move", "replicate")
     assert not any("per row" in assumption for assumption in document["assumptions"])
+
+
+def test_pairs_of_experts_from_the_store(store: Path) -> None:
+    """What ranks sampled stands for routes in a file; warm-up steps are left out, layers had their turns."""
+    coactivation = moetrace("load", "--dir", str(store), "--run", "simulated")["coactivation"]
+    sampled = [sum(step % 3 == layer for step in range(4, 24)) for layer in range(3)]
+    assert coactivation["cross_node_share"] == [pytest.approx(1 / 3)] * 3
+    pairs = {
+        (pair["layer"], *pair["experts"]): (pair["tokens"], pair["cross_node"])
+        for pair in coactivation["top_pairs"]
+    }
+    assert pairs == {
+        **{(layer, 0, 1): (10 * count, 0.0) for layer, count in enumerate(sampled)},
+        **{(layer, 1, 9): (5 * count, 1.0) for layer, count in enumerate(sampled)},
+    }

@@ -16,8 +16,10 @@ TEMPLATE = "CREATE TABLE {database}.t {on_cluster} (a Int8) ENGINE = {engine:Rep
 
 
 def test_every_migration_is_locked() -> None:
-    """The files that ship are those of migrations.lock."""
-    assert [migration.version for migration in migrations()] == list(range(1, len(migrations()) + 1))
+    """The files that ship are those of migrations.lock, in order; numbers may have gaps."""
+    versions = [migration.version for migration in migrations()]
+    assert versions == sorted(set(versions))
+    assert versions[:8] == list(range(1, 9))
 
 
 def test_one_node_gets_plain_engines() -> None:

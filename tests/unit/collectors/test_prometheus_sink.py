@@ -9,13 +9,23 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from moetrace_collectors.intake import LedgerSnapshot
-from moetrace_collectors.model import BarrierResult, JoinedStep, LayerLoad, StepVerdict, Suspect
-from moetrace_collectors.self_metrics import SelfMetrics, make_registry
+from moetrace_collectors.model import (
+    BarrierResult,
+    ExpertCounts,
+    JoinedStep,
+    LayerLoad,
+    StepVerdict,
+    Suspect,
+    ViolationCount,
+)
+from moetrace_collectors.receipts import GroupViolation
+from moetrace_collectors.self_metrics import SelfMetrics, WalMetrics, make_registry
 from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import StepResult
 from moetrace_collectors.sinks.exchange_overlap import exchange_time_ns
 from moetrace_collectors.sinks.exchange_scope import rows_by_scope
 from moetrace_collectors.sinks.group_series import bytes_by_group, members_of
+from moetrace_collectors.sinks.placement_ledger import LedgerSink
 from moetrace_collectors.sinks.prometheus import MAX_RUNS, PrometheusSink
 from moetrace_collectors.testing import SyntheticRun
 from moetrace_schemas import metrics
@@ -28,6 +38,7 @@ from moetrace_schemas.enums import (
     ForwardMode,
     Phase,
     RejectReason,
+    RoutingViolation,
 )
 
 RUN = SyntheticRun(run_id="r", world_size=2, num_layers=2, num_experts=4, num_pairs=8)
@@ -216,6 +227,14 @@ def test_exposed_names_and_labels_are_those_of_the_catalogue() -> None:
     book = SeriesBook()
     own = SelfMetrics(book)
     sink = PrometheusSink(book, series_budget=8)
+    LedgerSink(
+        None,
+        database="unused",
+        book=book,
+        unix_ms=lambda: 0,
+        on_conflict=lambda report: None,
+        on_lost=lambda table, rows: None,
+    )
     sink.take_step(result())
     sink.take_step(result(step=1, run_id="second", num_experts=64))
     own.step_closed(result().joined)
@@ -227,7 +246,9 @@ def test_exposed_names_and_labels_are_those_of_the_catalogue() -> None:
     snapshot = LedgerSnapshot(
         received=1, joined=1, late=0, duplicate=0, pending=0, rejected={RejectReason.BODY_TOO_LARGE: 1}
     )
-    text = generate_latest(make_registry(book, lambda: snapshot)).decode()
+    registry = make_registry(book, lambda: snapshot)
+    registry.register(WalMetrics(num_bytes=lambda: 5, num_syncs=lambda: 1))
+    text = generate_latest(registry).decode()
     catalogue = {spec.name: spec for spec in metrics.ALL if spec.side == "collector"}
     seen = set()
     for family in text_string_to_metric_families(text):
@@ -337,3 +358,50 @@ def test_what_tracers_cost_is_summed_beside_the_steps_that_say_it() -> None:
     series = samples(book)
     assert series['moetrace_tracer_seconds_total{run_id="r"}'] == 0.25
     assert series['moetrace_traced_rank_seconds_total{run_id="r"}'] == 2.0
+
+
+def test_contradictions_and_coverage_are_told_by_run() -> None:
+    """Violations of ranks and of groups add up by reason; coverage is a ratio per rank, where it is said."""
+    before = result()
+    first, second = before.joined.rank_steps
+    ranks = (
+        replace(first, violations=(ViolationCount(layer=0, violation=0, count=3),), expected_sites=8),
+        replace(second, violations=(ViolationCount(layer=1, violation=4, count=2),)),
+    )
+    group = GroupViolation(
+        ep_group=0,
+        microbatch=0,
+        forward_mode=ForwardMode.TRAIN,
+        layer=1,
+        violation=RoutingViolation.CONSERVATION,
+        count=5,
+    )
+    book = SeriesBook()
+    PrometheusSink(book, series_budget=100).take_step(
+        replace(before, joined=replace(before.joined, rank_steps=ranks), violations=(group,))
+    )
+    got = samples(book)
+    assert got['moetrace_routing_violations_total{reason="id_out_of_range",run_id="r"}'] == 3
+    assert got['moetrace_routing_violations_total{reason="conservation",run_id="r"}'] == 7
+    assert {name: value for name, value in got.items() if "site_coverage" in name} == {
+        'moetrace_rank_site_coverage_ratio{rank="0",run_id="r"}': 0.0
+    }
+
+
+def test_rows_executed_and_dummy_batches_are_no_load() -> None:
+    """The first are in the receipt, the second are told as left out."""
+    before = result()
+    first, second = before.joined.rank_steps
+    counts = np.array([4, 0, 0, 0], dtype=np.int64)
+    ranks = (
+        replace(first, experts=(ExpertCounts(layer=0, kind=6, counts=counts),)),
+        replace(second, experts=(ExpertCounts(layer=0, kind=7, counts=counts[:1]),)),
+    )
+    book = SeriesBook()
+    PrometheusSink(book, series_budget=100).take_step(
+        replace(before, joined=replace(before.joined, rank_steps=ranks))
+    )
+    got = samples(book)
+    assert {name: v for name, v in got.items() if "pairs" in name or "expert_tokens" in name} == {
+        'moetrace_excluded_pairs_total{reason="dummy",run_id="r"}': 4
+    }

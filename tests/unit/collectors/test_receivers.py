@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceS
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.intake import Intake
 from moetrace_collectors.pipeline import RequestHandler
-from moetrace_collectors.receivers.handler import Accepted, OverloadedError
+from moetrace_collectors.receivers.handler import Accepted, OverloadedError, Wire
 from moetrace_collectors.receivers.http_server import HttpServer
 from moetrace_collectors.receivers.otlp_grpc import OtlpGrpcReceiver
 from moetrace_collectors.receivers.otlp_http import OtlpHttpReceiver
@@ -40,7 +40,7 @@ class FakeHandler:
     go_on: threading.Event = field(default_factory=threading.Event)
     refused: list[RejectReason] = field(default_factory=list)
 
-    def take(self, message: ExportTraceServiceRequest) -> Accepted:
+    def take(self, message: ExportTraceServiceRequest, wire: Wire | None = None) -> Accepted:
         """Raise, or wait."""
         if self.full:
             raise OverloadedError("the queue is full", retry_after_s=7)

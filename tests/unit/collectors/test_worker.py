@@ -53,6 +53,7 @@ class FakeSink:
     flushes: int = 0
     abandoned: bool = False
     num_waiting_steps: int = 0
+    has_unwritten: bool = True
 
     def take_step(self, result: StepResult) -> None:
         """Keep."""

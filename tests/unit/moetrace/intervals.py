@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from hypothesis import strategies as st
 
+from moetrace.record.backward import BACKWARD
 from moetrace.record.exchanges import Interval
 from moetrace.record.sites import Role, Site
 from moetrace.record.types import PhaseRow
@@ -87,7 +88,7 @@ def nested(draw: st.DrawFn) -> tuple[list[Interval], int, int]:
         for _ in range(draw(st.integers(0, 3))):
             start = draw(st.integers(cursor, high))
             end = draw(st.integers(start, high))
-            flags = draw(st.sampled_from([0, 0, 0, 2, 8, 16]))
+            flags = draw(st.sampled_from([0, 0, 0, 2, 8, 16, BACKWARD]))
             result.append(Interval(draw(st.sampled_from(SITES)), start, end, flags, draw(st.integers(0, 3))))
             if depth:
                 fill(start, end, depth - 1)
@@ -109,8 +110,9 @@ def messy(draw: st.DrawFn) -> tuple[list[Interval], int, int]:
                 st.sampled_from(SITES),
                 numbers,
                 numbers,
-                st.integers(0, 31),
+                st.one_of(st.integers(0, 31), st.just(BACKWARD)),
                 st.integers(0, 3),
+                st.just(0),
             ),
             max_size=25,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from moetrace.record.assembler import Assembler
 from moetrace.record.buffer import TICKET_SHIFT, StepBuffer
 from moetrace.record.build import build_record
@@ -32,7 +34,7 @@ class Step:
 
     def record(self) -> StepRecord:
         """The finished record."""
-        return build_record(self.buffer, Assembler(self.sites), "host")
+        return build_record(self.buffer, Assembler(self.sites), "host", Counter())
 
 
 def expert_parallel_pass(step: Step, start: int, flags: int = 0) -> None:

@@ -55,7 +55,7 @@ def test_every_kind_of_setting_is_read_from_the_environment(name: str, text: str
         ({"endpoint": "collector:4318"}, "endpoint='collector:4318': a URL like http://127.0.0.1:4318"),
         ({"endpoint": "ftp://x"}, "endpoint='ftp://x': a URL like"),
         ({"headers": "a=b,t0k3n"}, "headers: entry 2 is not name=value; name=value,name=value expected"),
-        ({"clock": "gpu"}, "clock='gpu': one of auto, host, cuda expected"),
+        ({"clock": "gpu"}, "clock='gpu': one of auto, host, cuda, device expected"),
         ({"buffers": 0}, "buffers=0: 1 or more expected"),
         ({"buffers": True}, "buffers=True: int expected"),
         ({"buffers": "8"}, "buffers='8': int expected"),
@@ -70,7 +70,7 @@ def test_every_kind_of_setting_is_read_from_the_environment(name: str, text: str
         ({"cohorts": 5}, "cohorts=5: a sequence of strings expected"),
         ({"cohorts": ["a", 1]}, r"cohorts=\['a', 1\]: a sequence of strings expected"),
         ({"enabled": "yes"}, "enabled='yes': bool expected"),
-        ({"smaple": "1/2"}, "smaple: no such setting; known: buffers, clock, cohorts,"),
+        ({"smaple": "1/2"}, "smaple: no such setting; known: backward, buffers, ca_file,"),
     ],
 )
 def test_a_wrong_argument_is_named_with_its_value_and_what_is_expected(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -70,7 +71,7 @@ def recorded(calls: int, observe: Callable[..., None] | None, *, cost: float) ->
     for _ in range(calls):
         call()
     buffer.end_mark = buffer.mark()
-    return build_record(buffer, Assembler(sites), "host", interval_cost_ns=cost), buffer
+    return build_record(buffer, Assembler(sites), "host", Counter(), interval_cost_ns=cost), buffer
 
 
 def test_a_step_costs_its_intervals_and_the_time_of_counting() -> None:

@@ -12,7 +12,6 @@ import pytest
 from moetrace.guard import FAILURES_BEFORE_OFF
 from moetrace.record.types import StepRecord
 from moetrace.testing import FakeDevice, MemoryEmitter
-from moetrace.timing.cuda_events import CudaClock
 from moetrace_schemas.enums import DropReason
 
 from .conftest import Recording
@@ -178,7 +177,7 @@ def test_buffers_come_back_whatever_happens_to_their_step(record: Make) -> None:
 def test_device_events_are_asked_until_they_are_done(record: Make) -> None:
     """The model thread never waits for the device; the record comes when the device has come that far."""
     device = FakeDevice()
-    recording = record(clock=CudaClock(device.new_event, device.is_capturing), max_intervals=16)
+    recording = record(clock=device.clock(), max_intervals=16)
     with recording.tracer.step():
         device.work(5_000_000)
     assert recording.emitter.records == []
@@ -191,7 +190,7 @@ def test_device_events_are_asked_until_they_are_done(record: Make) -> None:
 def test_device_events_that_never_complete_are_given_up_at_shutdown(record: Make) -> None:
     """A hung device does not hang the exit: the step is counted, once."""
     device = FakeDevice()
-    recording = record(clock=CudaClock(device.new_event, device.is_capturing), max_intervals=16)
+    recording = record(clock=device.clock(), max_intervals=16)
     with recording.tracer.step():
         device.work(1)
     before = time.monotonic()
@@ -204,7 +203,7 @@ def test_device_events_that_never_complete_are_given_up_at_shutdown(record: Make
 def test_a_step_that_ends_inside_a_graph_capture_is_dropped_and_counted(record: Make) -> None:
     """Without a stamp at its end a step has no duration."""
     device = FakeDevice()
-    recording = record(clock=CudaClock(device.new_event, device.is_capturing), max_intervals=16)
+    recording = record(clock=device.clock(), max_intervals=16)
     with recording.tracer.step():
         device.capturing = True
     device.capturing = False

@@ -311,43 +311,6 @@ def test_a_copy_of_an_instrumented_model_is_a_plain_model(
     assert len(recording.records()) == 1
 
 
-def test_an_instrumented_layer_compiles_in_one_graph(record: Make) -> None:
-    """Under torch.compile tracing steps aside: no graph break, and the same result."""
-    recording = record()
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate, self.experts = nn.Linear(8, 4), nn.Linear(8, 8)
-
-        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-            """As a plain model."""
-            return self.experts(hidden) * self.gate(hidden).softmax(-1).amax(-1, keepdim=True)
-
-    block = Block()
-    hidden = torch.randn(2, 8)
-    expected = block(hidden)
-    recording.tracer.wrap(router=block.gate, experts=block.experts, layer=0)
-    compiled = torch.compile(block, backend="eager", fullgraph=True)
-    with recording.tracer.step():
-        assert torch.equal(compiled(hidden), expected)
-    (step,) = recording.records()
-    assert [row.phase for row in step.phases] in ([], [Phase.OUTSIDE])
-
-
-def test_a_compiled_instrumented_model_runs_without_its_own_steps(record: Make) -> None:
-    """The top forward, too, steps aside while it is traced."""
-    recording, model = record(), Decoder()
-    recording.tracer.instrument(model)
-    hidden = torch.randn(3, 8)
-    with recording.tracer.step():
-        expected = model(hidden)
-    compiled = torch.compile(model, backend="eager")
-    with torch.no_grad():
-        assert torch.equal(compiled(hidden), expected)
-    assert recording.tracer.guard.errors == {}
-
-
 def test_an_exception_in_a_layer_closes_its_intervals_with_an_error(record: Make) -> None:
     """The model's own exception passes unchanged, and the rows say where it was raised."""
     recording, model = record(), Decoder()
@@ -421,7 +384,8 @@ def test_counts_of_a_step_that_waits_for_the_drain_survive_instrumenting_another
         model(torch.randn(3, 8))
     recording.tracer.instrument(Decoder())
     (buffer,) = held
-    assert [sum(row.counts) for row in buffer.counter.rows()] == [6, 6]
+    routed = [row for row in buffer.counter.rows() if row.kind is CountKind.ROUTED]
+    assert [sum(row.counts) for row in routed] == [6, 6]
 
 
 def test_the_same_helper_under_another_modules_name_is_wrapped_once(record: Make) -> None:

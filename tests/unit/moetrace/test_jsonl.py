@@ -8,11 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from moetrace.emit.jsonl import PHASE_FIELDS, JsonlEmitter
-from moetrace.record.types import ExpertRow, PhaseRow, StepRecord, TrafficRecord
+from moetrace.emit.jsonl import PHASE_FIELDS, JsonlEmitter, to_json
+from moetrace.record.types import (
+    CoactivationRow,
+    ExpertRow,
+    PhaseRow,
+    StepRecord,
+    TrafficRecord,
+    ViolationRow,
+)
 from moetrace.self_metrics import SelfMetrics
 from moetrace_schemas import SCHEMA_VERSION
-from moetrace_schemas.enums import CountKind, Direction, ForwardMode, Phase
+from moetrace_schemas.enums import (
+    CoactivationSpan,
+    CountKind,
+    Direction,
+    ForwardMode,
+    Phase,
+    RoutingViolation,
+)
 
 from .records import CONTEXT, step_record
 
@@ -102,3 +116,13 @@ def test_success_is_counted_after_it_happened(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="closed file"):
         emitter.emit(step_record())
     assert metrics.exported == {"jsonl": 1}
+
+
+def test_what_only_some_steps_have_is_left_out_of_the_others(tmp_path: Path) -> None:
+    """Violations and pairs of experts are keys of the steps that have them."""
+    violation = ViolationRow(layer=1, violation=RoutingViolation.CONSERVATION, count=2)
+    pairs = CoactivationRow(layer=1, span=CoactivationSpan.WITHIN, pairs=((0, 3, 7),))
+    document = to_json(step_record(violations=(violation,), coactivation=(pairs,)), CONTEXT)
+    assert document["violations"] == [{"layer": 1, "violation": "conservation", "count": 2}]
+    assert document["coactivation"] == [{"layer": 1, "span": "within", "pairs": ((0, 3, 7),)}]
+    assert not {"violations", "coactivation"} & to_json(step_record(), CONTEXT).keys()

@@ -9,7 +9,7 @@ from moetrace.emit.prometheus import PrometheusEmitter
 from moetrace.guard import Guard
 from moetrace.self_metrics import SelfMetrics
 from moetrace_schemas import metrics as catalogue
-from moetrace_schemas.enums import DropReason
+from moetrace_schemas.enums import DropReason, RoutingViolation, SkipReason
 
 from .records import step_record
 
@@ -28,12 +28,19 @@ moetrace_self_exported_steps_total{emitter="prometheus"} 1.0
 switched off.
 # TYPE moetrace_self_errors_total counter
 moetrace_self_errors_total{stage="counts"} 1.0
+# HELP moetrace_self_skipped_total Calls of recorded steps that have no time of their own, by reason.
+# TYPE moetrace_self_skipped_total counter
+moetrace_self_skipped_total{reason="cuda_graph"} 5.0
 # HELP moetrace_self_expected_sites Call sites wrapped by instrument().
 # TYPE moetrace_self_expected_sites gauge
 moetrace_self_expected_sites 13.0
 # HELP moetrace_self_seen_sites Wrapped call sites that fired in the last sampled step.
 # TYPE moetrace_self_seen_sites gauge
 moetrace_self_seen_sites 12.0
+# HELP moetrace_self_routing_violations_total Contradictions in the routing of checked steps of this rank, \
+by reason (ENUMS.md says the unit of each).
+# TYPE moetrace_self_routing_violations_total counter
+moetrace_self_routing_violations_total{reason="conservation"} 6.0
 # HELP moetrace_self_export_queue_steps Steps waiting for the exporter.
 # TYPE moetrace_self_export_queue_steps gauge
 moetrace_self_export_queue_steps 4.0
@@ -56,8 +63,10 @@ def registry() -> CollectorRegistry:
     emitter.emit(step_record())
     metrics.steps_sampled, metrics.steps_not_sampled = 3, 7
     metrics.drop(DropReason.EXPORT_QUEUE_FULL, 2)
+    metrics.skipped[SkipReason.CUDA_GRAPH] = 5
     metrics.expected_sites, metrics.seen_sites, metrics.queue_steps = 13, 12, 4
     metrics.model_thread_ns, metrics.background_ns["drain"] = 250_000_000, 1_500_000_000
+    metrics.violations[RoutingViolation.CONSERVATION] += 6
     guard.caught("counts", ValueError())
     return registry
 

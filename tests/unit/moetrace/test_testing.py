@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from moetrace.testing import FakeDevice, FakeTime, MemoryEmitter
+from moetrace.testing import FakeDevice, FakeGraph, FakeTime, MemoryEmitter
 
 from .records import step_record
 
@@ -53,7 +53,23 @@ def test_a_fake_event_refuses_to_be_recorded_in_a_capture() -> None:
     """As a real one does; and a sync is counted."""
     device = FakeDevice()
     device.capturing = True
-    with pytest.raises(RuntimeError, match="capturing"):
-        device.new_event().record()
-    device.new_event().synchronize()
+    for refused in ("record", "query", "synchronize"):
+        with pytest.raises(RuntimeError, match="capturing"):
+            getattr(device.new_event(), refused)()
     assert device.syncs == 1
+
+
+def test_an_event_for_graphs_is_recorded_by_each_replay() -> None:
+    """Capturing it runs nothing; and what was recorded before is lost, as on a real device."""
+    device = FakeDevice()
+    graph, event, start = FakeGraph(device), device.new_graph_event(), device.new_event()
+    start.record()
+    graph.capture_begin()
+    device.work(1_000_000)
+    event.record()
+    graph.capture_end()
+    assert (event.at_ns, device.enqueued_ns) == (None, 0)
+    for milliseconds in (1.0, 2.0):
+        graph.replay()
+        device.finish()
+        assert start.elapsed_time(event) == milliseconds

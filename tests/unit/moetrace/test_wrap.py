@@ -11,6 +11,7 @@ import torch
 from torch.utils import checkpoint
 
 from moetrace.guard import FAILURES_BEFORE_OFF, Guard
+from moetrace.instrument import compiled
 from moetrace.instrument.wrap import timed, timed_launch, timed_wait
 from moetrace.record.buffer import TICKET_SHIFT, StepBuffer
 from moetrace.testing import FakeTime
@@ -328,9 +329,12 @@ def test_a_wait_for_anything_else_is_not_recorded() -> None:
     assert recorder.intervals() == []
 
 
-def test_under_compile_a_wrapper_is_the_plain_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A traced call records nothing and takes no mark."""
+def test_while_a_graph_is_traced_a_wrapper_returns_the_callables_own_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where torch cannot hold marks in a graph, a traced call is the plain call."""
     monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: True)
+    monkeypatch.setattr(compiled, "AVAILABLE", False)
     recorder = Recorder()
     in_flight(recorder)
     for wrap in WRAPPERS:

@@ -69,6 +69,8 @@ def test_count_kind_codes_are_frozen() -> None:
         3: "dropped",
         4: "received",
         5: "recompute",
+        6: "executed",
+        7: "dummy",
     }
 
 

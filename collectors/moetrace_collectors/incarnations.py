@@ -1,0 +1,68 @@
+"""One run id, used again: which of its runs a rank step belongs to. Pure.
+
+The second run under an id is kept apart as `<run id>:2`, the third as `<run id>:3`::
+
+    run-7      step 0 .. 900, killed
+    run-7                          step 0 again, started later than any rank's first step 0
+    stored as  run-7 0..900        run-7:2 0..
+
+A resend carries the very start time of the first sending; a step that was executed again starts later.
+That is all that is compared, and only against starts of the same step or of the run's end, so clocks of
+different ranks may differ by less than the time between two runs. schemas/decisions/0051 says why not more.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+MAX_INCARNATIONS = 16
+"""Runs under one id. Two jobs that use one id at the same time would make one after the other."""
+MAX_RUNS = 1_024
+_LONGEST_BASE = 120
+"""A run id has at most 128 characters, the number included."""
+
+
+class Incarnations:
+    """Per run id: from which start on which incarnation counts."""
+
+    def __init__(self) -> None:
+        self._cuts: OrderedDict[str, list[int]] = OrderedDict()
+        """Starts of the incarnations after the first, ascending, unix ns."""
+
+    def at(self, run_id: str, start_unix_ns: int) -> int:
+        """The incarnation, from 1, that a rank step with this start belongs to if nothing else is known."""
+        cuts = self._cuts.get(run_id)
+        return 1 if not cuts else 1 + sum(cut <= start_unix_ns for cut in cuts)
+
+    def after(self, run_id: str, number: int, start_unix_ns: int) -> int | None:
+        """The incarnation behind `number`, begun where there is none; None where there are too many.
+
+        A rank step with this start is known not to belong to `number`.
+        """
+        cuts = self._cuts.get(run_id, [])
+        if number <= len(cuts):
+            # Begun by another rank, whose clock or first step was a little later.
+            cuts[number - 1] = min(cuts[number - 1], start_unix_ns)
+            return number + 1
+        if number >= MAX_INCARNATIONS:
+            return None
+        self._cuts[run_id] = [*cuts, start_unix_ns]
+        self._cuts.move_to_end(run_id)
+        while len(self._cuts) > MAX_RUNS:
+            self._cuts.popitem(last=False)
+        return number + 1
+
+    def dump(self) -> dict[str, list[int]]:
+        """Cuts by run id."""
+        return {run_id: list(cuts) for run_id, cuts in self._cuts.items()}
+
+    def load(self, cuts: dict[str, list[int]]) -> None:
+        """Take over what an earlier process knew."""
+        for run_id, ones in cuts.items():
+            if ones:
+                self._cuts[run_id] = sorted(ones)[: MAX_INCARNATIONS - 1]
+
+
+def stored_run_id(run_id: str, number: int) -> str:
+    """The run id under which an incarnation is joined and stored."""
+    return run_id if number == 1 else f"{run_id[:_LONGEST_BASE]}:{number}"

@@ -1,0 +1,1 @@
+"""The ledger of placement changes: what was proposed, announced, applied, and what it did."""

@@ -1,0 +1,99 @@
+"""Routing receipts over an expert-parallel group: what no rank can see alone (pure).
+
+A group is looked at where all its ranks are there and each dispatcher sent a row per pair that its router
+chose, so that rows can be followed from one side to the other:
+
+::
+
+    rank 0  routed [3 1 | 4 0]  sent [4 4] --+--> rank 0  received [5 2 | 0 0]   experts 0, 1 live here
+    rank 1  routed [2 1 | 1 2]  sent [3 3] --+--> rank 1  received [0 0 | 5 2]   experts 2, 3
+
+What was received and never chosen is `executed_not_selected`, what was chosen and never came is
+`conservation`. Where a dispatcher pads, or sends one copy per rank, nothing is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from moetrace_collectors.model import IntArray, JoinedStep, RankStep
+from moetrace_schemas.enums import (
+    COUNT_KIND_CODE,
+    PHASE_CODE,
+    CountKind,
+    ForwardMode,
+    Phase,
+    RoutingViolation,
+)
+
+_ADMITTED = (COUNT_KIND_CODE[CountKind.ROUTED], COUNT_KIND_CODE[CountKind.PADDING])
+_RECEIVED = COUNT_KIND_CODE[CountKind.RECEIVED]
+_DISPATCH = PHASE_CODE[Phase.DISPATCH]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupViolation:
+    """One contradiction in one layer of one group."""
+
+    ep_group: int
+    microbatch: int
+    forward_mode: ForwardMode
+    layer: int
+    violation: RoutingViolation
+    count: int
+
+
+def group_violations(joined: JoinedStep) -> tuple[GroupViolation, ...]:
+    """Contradictions that show only over a whole group, in order of group, microbatch and layer."""
+    groups: dict[tuple[int, int, ForwardMode], list[RankStep]] = {}
+    for rank_step in joined.rank_steps:
+        if rank_step.ep_size > 1:
+            key = (rank_step.ep_group, rank_step.microbatch, rank_step.forward_mode)
+            groups.setdefault(key, []).append(rank_step)
+    found = []
+    for (ep_group, microbatch, mode), ranks in sorted(groups.items()):
+        if {rank.ep_rank for rank in ranks} != set(range(ranks[0].ep_size)) or len(ranks) != ranks[0].ep_size:
+            continue
+        for layer in sorted({entry.layer for rank in ranks for entry in rank.experts}):
+            for violation, count in _layer(ranks, layer):
+                if count > 0:
+                    found.append(
+                        GroupViolation(
+                            ep_group=ep_group,
+                            microbatch=microbatch,
+                            forward_mode=mode,
+                            layer=layer,
+                            violation=violation,
+                            count=count,
+                        )
+                    )
+    return tuple(found)
+
+
+def _layer(ranks: list[RankStep], layer: int) -> Iterable[tuple[RoutingViolation, int]]:
+    admitted, received = [], []
+    for rank in ranks:
+        chosen, came = _sum(rank, layer, _ADMITTED), _sum(rank, layer, (_RECEIVED,))
+        sent = next((t.rows for t in rank.traffic if t.layer == layer and t.phase == _DISPATCH), None)
+        if chosen is None or came is None or sent is None or int(sent.sum()) != int(chosen.sum()):
+            return ()
+        admitted.append(chosen)
+        received.append(came)
+    if len({len(counts) for counts in (*admitted, *received)}) != 1:
+        return ()
+    due, came = np.sum(admitted, axis=0), np.sum(received, axis=0)
+    return (
+        (RoutingViolation.CONSERVATION, int(due.sum()) - int(came.sum())),
+        (RoutingViolation.EXECUTED_NOT_SELECTED, int(np.maximum(came - due, 0).sum())),
+    )
+
+
+def _sum(rank: RankStep, layer: int, kinds: tuple[int, ...]) -> IntArray | None:
+    rows = [entry.counts for entry in rank.experts if entry.layer == layer and entry.kind in kinds]
+    if not rows or len({len(counts) for counts in rows}) != 1:
+        return None
+    total: IntArray = np.sum(rows, axis=0, dtype=np.int64)
+    return total

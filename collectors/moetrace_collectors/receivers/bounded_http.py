@@ -1,0 +1,97 @@
+"""HTTP/1.1 connections with a bound on their number and on how long a request's head may take.
+
+::
+
+    connect ----> head of a request ----> body ----> answer ----> idle
+       |<-- HEAD_TIMEOUT_S at most -->|<- receiver ->|            |<- keep-alive ->|
+
+uvicorn bounds the time between requests and nothing else: connections that send half a head, or nothing,
+would be kept for ever, and a thousand of them shut everyone else out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from moetrace_schemas.enums import RefuseReason
+
+HEAD_TIMEOUT_S = 20.0
+_BUSY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
+    b"Content-Type: text/plain; charset=utf-8\r\nContent-Length: 36\r\n\r\n"
+    b"every connection is in use: try later"
+)[:-1] + b"\n"
+
+
+def bounded_protocol(
+    max_connections: int, count: Callable[[RefuseReason], None], *, head_timeout_s: float = HEAD_TIMEOUT_S
+) -> type[asyncio.Protocol]:
+    """A protocol class for uvicorn.
+
+    Args:
+        max_connections: beyond it a new connection is answered 503 and closed.
+        count: counts what is turned away.
+        head_timeout_s: a connection whose request's head is not complete by then is closed, seconds.
+    """
+
+    class BoundedProtocol(H11Protocol):  # type: ignore[misc]
+        """One connection."""
+
+        _head_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            """Take the connection, or close it where there are enough."""
+            super().connection_made(transport)
+            if len(self.connections) > max_connections:
+                count(RefuseReason.TOO_MANY_CONNECTIONS)
+                transport.write(_BUSY)
+                transport.close()
+                return
+            self._start_head_timer()
+
+        def data_received(self, data: bytes) -> None:
+            """Feed the parser; the head's time runs from the first byte that begins one."""
+            if self.transport.is_closing():
+                return
+            super().data_received(data)
+            if self.conn.their_state is h11.IDLE:
+                self._start_head_timer()
+            else:
+                self._stop_head_timer()
+
+        def on_response_complete(self) -> None:
+            """Between requests uvicorn's own timer watches."""
+            self._stop_head_timer()
+            super().on_response_complete()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            """Let go."""
+            self._stop_head_timer()
+            super().connection_lost(exc)
+
+        def send_400_response(self, msg: str) -> None:
+            """Answer what is not HTTP, and count it."""
+            count(RefuseReason.NOT_HTTP)
+            self._stop_head_timer()
+            super().send_400_response(msg)
+
+        def _start_head_timer(self) -> None:
+            if self._head_timer is None:
+                self._head_timer = self.loop.call_later(head_timeout_s, self._head_is_late)
+
+        def _stop_head_timer(self) -> None:
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+
+        def _head_is_late(self) -> None:
+            self._head_timer = None
+            count(RefuseReason.SLOW_REQUEST)
+            self.transport.abort()
+
+    return BoundedProtocol

@@ -1,0 +1,118 @@
+"""What the exporter shows to the collector: a bearer token from a file; and what the collector says to it."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from moetrace.config import Config
+from moetrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    import requests
+
+_TLS_REASON = re.compile(r"(certificate verify failed: [\w '.,-]+)")
+_ADVICE = {
+    401: " (it answers 401: give a token with scope ingest by token_file, or the header authorization)",
+    403: " (it answers 403: the token lacks the scope ingest)",
+    413: " (it answers 413: a request is larger than it takes)",
+    421: " (it answers 421: it listens on loopback only)",
+    429: " (it answers 429: it is full, or this host sends too often)",
+}
+
+
+class LastAnswer:
+    """What the collector last said, for one line of advice."""
+
+    def __init__(self) -> None:
+        self._advice = ""
+
+    def note(self, response: requests.Response, *_: Any, **__: Any) -> None:
+        """A hook of requests: remember the status."""
+        self._advice = _ADVICE.get(response.status_code, "")
+
+    def note_tls(self, error: Exception) -> None:
+        """Remember that it did not come to an answer."""
+        found = _TLS_REASON.search(str(error))
+        reason = found[1] if found else "the handshake failed"
+        self._advice = f" (TLS: {reason}: check ca_file, client_certificate and the endpoint's name)"
+
+    def advice(self) -> str:
+        """Why it may not take data, in brackets; empty where that is not known."""
+        return self._advice
+
+
+class TokenFile:
+    """Adds the token of a file to every request; the file is read again when it has changed."""
+
+    def __init__(self, path: str) -> None:
+        """Read it.
+
+        Raises:
+            ConfigError: it cannot be read, or does not hold one token.
+        """
+        self._path = path
+        self._modified = 0
+        self._token = ""
+        try:
+            self._read()
+        except OSError as error:
+            raise ConfigError(f"token_file={path!r}: cannot be read ({error.strerror})") from error
+        except ValueError as error:
+            raise ConfigError(f"token_file={path!r}: {error}") from error
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        """See requests' authentication: called for every request, in the exporter's thread."""
+        try:
+            self._read()
+        except (OSError, ValueError):
+            # Being replaced this moment, or gone: the token before may still be good.
+            pass
+        request.headers["Authorization"] = f"Bearer {self._token}"
+        return request
+
+    def _read(self) -> None:
+        modified = os.stat(self._path).st_mtime_ns
+        if modified == self._modified:
+            return
+        with open(self._path, encoding="ascii") as file:
+            words = file.read(4_096).split()
+        if len(words) != 1:
+            raise ValueError("a file with one token expected")
+        self._token, self._modified = words[0], modified
+
+
+def make_session(config: Config, answers: LastAnswer) -> requests.Session:
+    """A session that shows the token and notes the answers.
+
+    Raises:
+        ConfigError: the token's file cannot be read.
+    """
+    import requests
+
+    from moetrace.emit.quick_session import QuickSession
+
+    class Session(QuickSession):
+        """Quick, and one where an authority that was chosen for it is the one that holds."""
+
+        def merge_environment_settings(self, *arguments: Any, **named: Any) -> Any:
+            """Requests prefers REQUESTS_CA_BUNDLE, meant for the whole process, to the session's own."""
+            merged = super().merge_environment_settings(*arguments, **named)
+            if isinstance(self.verify, str):
+                merged["verify"] = self.verify
+            return merged
+
+        def send(self, request: requests.PreparedRequest, **named: Any) -> requests.Response:
+            """Note why TLS failed."""
+            try:
+                return super().send(request, **named)
+            except requests.exceptions.SSLError as error:
+                answers.note_tls(error)
+                raise
+
+    session = Session()
+    session.hooks["response"].append(answers.note)
+    if config.token_file:
+        session.auth = TokenFile(config.token_file)
+    return session

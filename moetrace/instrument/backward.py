@@ -1,0 +1,153 @@
+"""Backward time of wrapped calls, from hooks on the autograd nodes at their boundaries.
+
+The backward of a call begins when the node that made its output runs, and ends when the node that made
+its input runs::
+
+    forward     x --[ experts ]--> y --[ combine ]--> z
+    backward    gradient of x <--[ experts ]-- y <--[ combine ]-- gradient of z
+                node of x runs: end    node of y runs: end of combine, begin of experts
+
+Hooks look and change nothing: no node is added to the graph, so gradients are added up in the same
+order. The engine runs ready nodes latest first, so that nodes of a call run before those of the calls
+in front of it; what is still open when an earlier call begins has ended. One node takes one mark.
+
+The engine may call hooks on a thread of its own, while the model's thread waits for it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from moetrace.record.backward import BACKWARD
+
+if TYPE_CHECKING:
+    from moetrace.instrument.wrap import Recorder
+    from moetrace.record.buffer import StepBuffer
+
+_DEPTH = 3
+"""How deep containers of arguments and results are searched for tensors."""
+
+
+class _Call:
+    """One forward call whose backward has not run yet."""
+
+    __slots__ = ("began", "done_in", "forward_end", "forward_start", "opened_in", "serial", "site")
+
+    def __init__(self, site: int, forward_start: int, forward_end: int, serial: int) -> None:
+        self.site = site
+        self.forward_start = forward_start
+        self.forward_end = forward_end
+        self.serial = serial
+        self.began = -1
+        self.opened_in = -1
+        """Graph task in which the backward is running."""
+        self.done_in = -1
+        """Graph task in which it ended; with a graph that is kept there may be further ones."""
+
+
+class BackwardMarks:
+    """The backward side of one step buffer."""
+
+    def __init__(self, buffer: StepBuffer, recorder: Recorder) -> None:
+        self._buffer = buffer
+        self._recorder = recorder
+        self._open: list[_Call] = []
+        self._serial = 0
+        self._last_node = -1
+        self._last_mark = -1
+        self._task = -1
+
+    def clear(self) -> None:
+        """Forget the last step; its hooks, should they still fire, do nothing."""
+        self._serial += 1
+        self._open.clear()
+        self._last_node = self._last_mark = self._task = -1
+
+    def note(self, site: int, start: int, end: int, inputs: Any, result: Any) -> None:
+        """Watch the backward of a call that has just returned. No effect where it has none."""
+        outputs = dict(_nodes(result, _DEPTH))
+        if not outputs:
+            return
+        sources = dict(_nodes(inputs, _DEPTH))
+        call = _Call(site, start, end, self._serial)
+        for number, node in outputs.items():
+            # What is handed through is made, and ended, elsewhere.
+            if number not in sources:
+                node.register_prehook(functools.partial(self._begin, call, number))
+        for number, node in sources.items():
+            node.register_prehook(functools.partial(self._end, call, number))
+
+    def _begin(self, call: _Call, node: int, gradients: Any) -> None:
+        task = torch._C._current_graph_task_id()
+        if not self._is_live(call) or task in (call.opened_in, call.done_in):
+            return
+        try:
+            mark = self._mark(node)
+            for other in [other for other in self._open if call.forward_end <= other.forward_start]:
+                self._close(other, mark)
+            if task != self._task:
+                # What nothing ends (its inputs need no gradient) ends with the pass.
+                self._task = task
+                callback = functools.partial(self._finish, task, self._serial)
+                torch.autograd.Variable._execution_engine.queue_callback(callback)
+            call.began, call.opened_in = mark, task
+            self._open.append(call)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
+            self._recorder.record_failed(error)
+
+    def _end(self, call: _Call, node: int, gradients: Any) -> None:
+        if not self._is_live(call) or call.opened_in == -1:
+            return
+        try:
+            self._close(call, self._mark(node))
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
+            self._recorder.record_failed(error)
+
+    def _finish(self, task: int, serial: int) -> None:
+        if serial != self._serial or self._recorder.buffer is not self._buffer:
+            return
+        try:
+            mark = self._buffer.mark()
+            for call in [call for call in self._open if call.opened_in == task]:
+                self._close(call, mark)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
+            self._recorder.record_failed(error)
+
+    def _is_live(self, call: _Call) -> bool:
+        """Whether the step of a call is still being recorded: a backward may run after it."""
+        return call.serial == self._serial and self._recorder.buffer is self._buffer
+
+    def _mark(self, node: int) -> int:
+        if node != self._last_node:
+            self._last_node, self._last_mark = node, self._buffer.mark()
+        return self._last_mark
+
+    def _close(self, call: _Call, mark: int) -> None:
+        self._open.remove(call)
+        call.done_in, call.opened_in = call.opened_in, -1
+        self._buffer.add(call.site, call.began, mark, BACKWARD)
+
+
+def _nodes(value: Any, depth: int) -> Iterator[tuple[int, Any]]:
+    """(number, node) that made each tensor in arguments or a result; leaves have none."""
+    if isinstance(value, torch.Tensor):
+        node = value.grad_fn
+        if node is not None:
+            yield node._sequence_nr(), node
+        return
+    if depth == 0 or value is None or isinstance(value, int | str | float):
+        return
+    if isinstance(value, dict):
+        items: Any = value.values()
+    elif isinstance(value, tuple | list):
+        items = value
+    elif hasattr(value, "__dataclass_fields__"):
+        items = [getattr(value, name, None) for name in value.__dataclass_fields__]
+    else:
+        return
+    for item in items:
+        yield from _nodes(item, depth - 1)

@@ -1,0 +1,83 @@
+"""Replays of captured graphs in one step -> calls. Runs in the drain thread, once the device is done.
+
+The events of a captured graph are recorded again by each replay. So times are those of the replay that
+the step made only if no other replay was launched before they were read; otherwise the replay shows
+as one stretch that cannot be told apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from moetrace.record.sites import STEP_LEVEL, Role, Site
+from moetrace.timing.clock import Track
+from moetrace_schemas.columns import RowFlag
+from moetrace_schemas.enums import SkipReason
+
+_CAPTURED = int(RowFlag.CAPTURED)
+REPLAY = Site(Role.LAYER, layer=STEP_LEVEL, name="CUDAGraph.replay", per_step=False)
+"""A layer of which no part is seen: it shows as `fused`."""
+
+
+@dataclass(slots=True, eq=False)
+class CapturedGraph:
+    """What was wrapped when a graph was captured."""
+
+    marks: list[tuple[int, Any, Any, int]] = field(default_factory=list)
+    """(site, start event, end event, flags) of each call."""
+    replays: int = 0
+    """Launched so far; the events hold the times of the last one."""
+    counter: Any = None
+    """A moetrace.instrument.routing.StepCounter that the graph counts into, or None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """One launch of a graph inside a recorded step."""
+
+    graph: CapturedGraph | None
+    """None: captured before anything was wrapped, or without us."""
+    site: int
+    """Number of the REPLAY site."""
+    number: int
+    start_mark: int
+    end_mark: int
+
+
+def replayed_calls(
+    replays: list[Replay], track: Track, skipped: Counter[SkipReason]
+) -> list[tuple[int, int, int, int]]:
+    """Calls inside the replays, or the replays themselves where those cannot be told apart.
+
+    Each is (site number, start ns, end ns, flags).
+    """
+    result: list[tuple[int, int, int, int]] = []
+    for replay in replays:
+        if replay.start_mark < 0 or replay.end_mark < 0:
+            continue
+        inner = _inner(replay, track)
+        if inner is None:
+            skipped[SkipReason.CUDA_GRAPH] += 1
+            start, end = track.nanoseconds(replay.start_mark), track.nanoseconds(replay.end_mark)
+            result.append((replay.site, start, end, _CAPTURED))
+        else:
+            result.extend(inner)
+    return result
+
+
+def _inner(replay: Replay, track: Track) -> list[tuple[int, int, int, int]] | None:
+    graph = replay.graph
+    if graph is None or not graph.marks or graph.replays != replay.number:
+        return None
+    try:
+        calls = [
+            (site, track.until(start), track.until(end), flags | _CAPTURED)
+            for site, start, end, flags in graph.marks
+        ]
+    except RuntimeError:
+        # Being recorded again right now.
+        return None
+    # A launch while they were read.
+    return calls if graph.replays == replay.number else None

@@ -1,0 +1,124 @@
+"""transformers under torch.compile: the same graphs, numbers and counts with tracing and without."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", minversion="5")
+
+from moetrace.config import Config  # noqa: E402
+from moetrace.context import RankContext  # noqa: E402
+from moetrace.testing import MemoryEmitter  # noqa: E402
+from moetrace.tracer import Tracer  # noqa: E402
+from moetrace_schemas.enums import CountKind, Phase  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    # Several threads add gradients up in any order, traced or not.
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def tiny_model(experts: str) -> Any:
+    """A whole Qwen3-MoE of two layers, eight experts, two per token."""
+    torch.manual_seed(0)
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        moe_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        num_experts=8,
+        num_experts_per_tok=2,
+        decoder_sparse_step=1,
+        use_cache=False,
+    )
+    config._experts_implementation = experts
+    model = transformers.Qwen3MoeForCausalLM(config).eval()
+    model.set_experts_implementation(experts)
+    return model
+
+
+def tracer_and_emitter() -> tuple[Tracer, MemoryEmitter]:
+    """A tracer without a network."""
+    emitter = MemoryEmitter()
+    context = RankContext(
+        run_id="compiled", rank=0, world_size=1, ep_rank=0, ep_size=1, ep_group=0, host_name="host"
+    )
+    return Tracer(Config.load({"endpoint": ""}, {}), context, [emitter]), emitter
+
+
+def run(model: Any, *, backward: bool) -> list[torch.Tensor]:
+    """Logits, and gradients where asked for."""
+    ids = torch.arange(24).reshape(2, 12) % 64
+    if not backward:
+        with torch.no_grad():
+            return [model(input_ids=ids).logits]
+    output = model(input_ids=ids, labels=ids)
+    output.loss.backward()
+    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    return [output.logits.detach(), output.loss.detach(), *gradients]
+
+
+def breaks() -> int:
+    """Graph breaks since the counters were cleared."""
+    return sum(torch._dynamo.utils.counters["graph_break"].values())
+
+
+NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+
+
+@pytest.mark.parametrize(
+    ("backend", "experts", "backward"),
+    [
+        ("aot_eager", "batched_mm", False),
+        ("aot_eager", "batched_mm", True),
+        ("aot_eager", "grouped_mm", True),
+        pytest.param("inductor", "batched_mm", True, marks=NEEDS_COMPILER),
+    ],
+)
+def test_a_compiled_model_has_no_more_graph_breaks_and_the_same_numbers(
+    backend: str, experts: str, backward: bool
+) -> None:
+    """Graph breaks, outputs and gradients equal those of the compiled model without tracing, bit for bit."""
+    model = tiny_model(experts)
+    torch._dynamo.utils.counters.clear()
+    plain = run(torch.compile(model, backend=backend), backward=backward)
+    without = breaks()
+
+    eager, emitted = tracer_and_emitter()
+    eager.instrument(model)
+    with eager.step():
+        run(model, backward=backward)
+    (expected,) = emitted.wait_for(1)
+    eager.shutdown()
+
+    tracer, emitter = tracer_and_emitter()
+    tracer.instrument(model)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(model, backend=backend)
+    with tracer.step():
+        traced = run(compiled, backward=backward)
+    (step,) = emitter.wait_for(1)
+    assert breaks() == without
+    assert all(torch.equal(a, b) for a, b in zip(plain, traced, strict=True))
+    assert step.experts == expected.experts
+    assert [sum(row.counts) for row in step.experts if row.kind is CountKind.ROUTED] == [48, 48]
+    for layer in (0, 1):
+        phases = {row.phase for row in step.phases if row.layer == layer}
+        assert {Phase.ROUTER, Phase.EXPERT_GEMM} <= phases
+    assert tracer.guard.errors == {}
+    tracer.shutdown()

@@ -1,0 +1,90 @@
+"""Routing receipts over a group: rows are followed from the routers to the experts of all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from moetrace_collectors.model import ExpertCounts, JoinedStep, RankStep, TrafficRow
+from moetrace_collectors.receipts import group_violations
+from moetrace_collectors.simulate import SimulatedRun, simulate
+from moetrace_collectors.testing import SyntheticRun
+from moetrace_schemas.enums import COUNT_KIND_CODE, PHASE_CODE, ClosedBy, CountKind, Phase, RoutingViolation
+
+RUN = SyntheticRun(world_size=2, num_layers=1, num_experts=4)
+ROUTED = [[3, 1, 4, 0], [2, 1, 1, 2]]
+SENT = [[4, 4], [3, 3]]
+RECEIVED = [[5, 2, 0, 0], [0, 0, 5, 2]]
+
+
+def ranks(
+    *, routed: list[list[int]] = ROUTED, sent: list[list[int]] = SENT, received: list[list[int]] = RECEIVED
+) -> tuple[RankStep, ...]:
+    """Two ranks of one layer; experts 0 and 1 live on the first."""
+    found = []
+    for rank, step in enumerate(RUN.step(0)):
+        experts = tuple(
+            ExpertCounts(layer=0, kind=COUNT_KIND_CODE[kind], counts=np.array(counts[rank]))
+            for kind, counts in ((CountKind.ROUTED, routed), (CountKind.RECEIVED, received))
+        )
+        traffic = TrafficRow(
+            layer=0, phase=PHASE_CODE[Phase.DISPATCH], row_bytes=16, rows=np.array(sent[rank])
+        )
+        found.append(replace(step, experts=experts, traffic=(traffic,)))
+    return tuple(found)
+
+
+def found(rank_steps: tuple[RankStep, ...]) -> dict[RoutingViolation, int]:
+    """Violations of the joined step."""
+    joined = JoinedStep(
+        run_id=RUN.run_id,
+        step=0,
+        world_size=2,
+        rank_steps=rank_steps,
+        missing_ranks=(),
+        closed_by=ClosedBy.COMPLETE,
+    )
+    result = group_violations(joined)
+    assert {(v.ep_group, v.layer) for v in result} <= {(0, 0)}
+    return {violation.violation: violation.count for violation in result}
+
+
+def test_a_sound_group_contradicts_nothing() -> None:
+    """What all routers chose is what all experts got; also in the steps of a simulated run."""
+    assert found(ranks()) == {}
+    simulated = SimulatedRun(num_ranks=4, num_layers=2, num_experts=8, num_steps=2)
+    assert [group_violations(step.joined) for step in simulate(simulated)] == [(), ()]
+
+
+def test_rows_that_never_came_are_lost() -> None:
+    """Two rows less than were chosen, at an expert that got the rest."""
+    assert found(ranks(received=[[3, 2, 0, 0], [0, 0, 5, 2]])) == {RoutingViolation.CONSERVATION: 2}
+
+
+def test_rows_that_nobody_chose_are_named() -> None:
+    """As many rows in all, but three of them at an expert to which no rank of the group routed them."""
+    assert found(ranks(received=[[2, 5, 0, 0], [0, 0, 5, 2]])) == {RoutingViolation.EXECUTED_NOT_SELECTED: 3}
+
+
+def test_padding_is_sent_and_computed_as_well() -> None:
+    """Rows of padding tokens are due like all others."""
+    first, second = ranks(routed=[[2, 1, 4, 0], ROUTED[1]])
+    padding = ExpertCounts(layer=0, kind=COUNT_KIND_CODE[CountKind.PADDING], counts=np.array([1, 0, 0, 0]))
+    assert found((replace(first, experts=(*first.experts, padding)), second)) == {}
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ranks(received=[[0, 0, 0, 0], [0, 0, 5, 2]])[:1],
+        ranks(received=[[0, 0, 0, 0], [0, 0, 5, 2]], sent=[[4, 4], [9, 9]]),
+        tuple(replace(step, traffic=()) for step in ranks(received=[[0, 0, 0, 0], [0, 0, 5, 2]])),
+        tuple(replace(step, experts=step.experts[:1]) for step in ranks()),
+    ],
+    ids=["a rank is missing", "rows are padded", "nothing is known of the rows", "nothing is received"],
+)
+def test_where_rows_cannot_be_followed_nothing_is_said(steps: tuple[RankStep, ...]) -> None:
+    """No accusation without both sides."""
+    assert found(steps) == {}

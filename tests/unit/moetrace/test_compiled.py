@@ -1,0 +1,337 @@
+"""torch.compile: marks and counts are part of the graph, with no graph break and the same numbers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from moetrace.instrument.recorders import key_of
+from moetrace.record.sites import Role, Site
+from moetrace.timing.clock import HostClock
+from moetrace_schemas.enums import CountKind, Phase
+
+Make = Callable[..., Any]
+
+NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=NEEDS_COMPILER)]
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+class Ticks:
+    """A host clock that moves by 10 ns with every look."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+
+    def now_ns(self) -> int:
+        """The time, ns."""
+        self.ns += 10
+        return self.ns
+
+
+class Router(nn.Module):
+    """Top-2 of 4, as most routers return it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(logits, weights, ids)."""
+        logits = tokens @ self.weight.t()
+        weights, ids = logits.softmax(-1).topk(2, dim=-1)
+        return logits, weights, ids
+
+
+class Experts(nn.Module):
+    """All experts over all tokens, so that nothing depends on the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts = 4
+        self.up = nn.Parameter(torch.randn(4, 8, 16) / 3)
+        self.down = nn.Parameter(torch.randn(4, 16, 8) / 4)
+
+    def forward(self, tokens: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Sum of the chosen experts."""
+        each = torch.einsum(
+            "eth,ehd->etd", nn.functional.silu(torch.einsum("td,edh->eth", tokens, self.up)), self.down
+        )
+        share = torch.zeros(len(tokens), 4).scatter_add(1, ids, weights)
+        return torch.einsum("etd,te->td", each, share)
+
+
+class Block(nn.Module):
+    """A MoE block as transformers 5 builds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = Router(), Experts()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Hidden states to hidden states."""
+        _, weights, ids = self.gate(tokens)
+        return self.experts(tokens, ids, weights)
+
+
+class Decoder(nn.Module):
+    """Two blocks with something between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Hidden states to hidden states."""
+        for layer in self.layers:
+            tokens = tokens + layer(self.norm(tokens))
+        return tokens
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def train(
+    model: Callable[[torch.Tensor], torch.Tensor], parameters: Iterator[nn.Parameter]
+) -> list[torch.Tensor]:
+    """Output and gradients of one forward and backward."""
+    torch.manual_seed(1)
+    tokens = torch.randn(6, 8, requires_grad=True)
+    output = model(tokens)
+    output.square().sum().backward()
+    assert tokens.grad is not None
+    gradients = []
+    for parameter in parameters:
+        assert parameter.grad is not None
+        gradients.append(parameter.grad.clone())
+        parameter.grad = None
+    return [output.detach(), tokens.grad, *gradients]
+
+
+def equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    """Bit for bit."""
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+@every_backend
+@pytest.mark.parametrize(
+    "when", ["compiled after", "compiled before", "compiled and used before", "in place"]
+)
+def test_a_compiled_model_is_recorded_and_counted_without_a_graph_break(
+    record: Make, backend: str, when: str
+) -> None:
+    """One graph, the compiled model's own numbers bit for bit, and the phases and counts of the eager run."""
+    model = Decoder()
+    plain = train(torch.compile(model, backend=backend, fullgraph=True), model.parameters())
+    torch._dynamo.reset()
+
+    eager = record(clock=HostClock(Ticks().now_ns))
+    eager.tracer.instrument(model)
+    with eager.tracer.step():
+        train(model, model.parameters())
+    (expected,) = eager.records()
+
+    recording = record(clock=HostClock(Ticks().now_ns))
+    run: Any = model
+    if when == "in place":
+        recording.tracer.instrument(model)
+        model.compile(backend=backend, fullgraph=True)
+    elif when == "compiled after":
+        recording.tracer.instrument(model)
+        run = torch.compile(model, backend=backend, fullgraph=True)
+    else:
+        run = torch.compile(model, backend=backend, fullgraph=True)
+        if "used" in when:
+            train(run, model.parameters())
+        recording.tracer.instrument(run)
+    torch._dynamo.utils.counters.clear()
+    with recording.tracer.step():
+        traced = train(run, model.parameters())
+    with recording.tracer.step():
+        again = train(run, model.parameters())
+    assert equal(plain, traced)
+    assert equal(plain, again)
+    assert not torch._dynamo.utils.counters["graph_break"]
+    first, second = recording.records()
+    assert recording.tracer.guard.errors == {}
+
+    def phases(step: Any) -> list[tuple[int, Phase]]:
+        return [
+            (row.layer, row.phase)
+            for row in step.phases
+            if row.phase is not Phase.OUTSIDE and row.direction == "forward"
+        ]
+
+    assert phases(first) == phases(second) == phases(expected)
+    assert {Phase.ROUTER, Phase.FUSED} <= {phase for _, phase in phases(first)}
+    assert first.experts == second.experts == expected.experts
+    assert [sum(row.counts) for row in first.experts if row.kind is CountKind.ROUTED] == [12, 12]
+
+
+@pytest.mark.parametrize("when", ["compiled after", "in place"])
+def test_a_compiled_forward_is_a_step_of_its_own_where_none_is_open(record: Make, when: str) -> None:
+    """As without compilation; and a mask tells padding apart inside the graph."""
+    recording = record(clock=HostClock(Ticks().now_ns))
+
+    class Masked(Decoder):
+        def forward(self, tokens: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            """Hidden states [1, S, D] to the same."""
+            return super().forward(tokens[0])[None] * attention_mask[..., None]
+
+    model = Masked()
+    recording.tracer.instrument(model)
+    run: Any = (
+        torch.compile(model, backend="aot_eager", fullgraph=True) if when == "compiled after" else model
+    )
+    if when == "in place":
+        model.compile(backend="aot_eager", fullgraph=True)
+    mask = torch.tensor([[1, 1, 1, 0]])
+    with torch.no_grad():
+        run(torch.randn(1, 4, 8), attention_mask=mask)
+        run(torch.randn(1, 4, 8), attention_mask=mask)
+    first, second = recording.records()
+    assert (first.step, second.step) == (0, 1)
+    for step in (first, second):
+        totals = {
+            kind: sum(sum(row.counts) for row in step.experts if row.kind is kind) for kind in CountKind
+        }
+        assert (totals[CountKind.ROUTED], totals[CountKind.PADDING]) == (12, 4)
+        assert {row.layer for row in step.phases if row.phase is Phase.ROUTER} == {0, 1}
+
+
+def test_uninstrument_takes_the_marks_out_of_compiled_code(record: Make) -> None:
+    """What was compiled with marks is compiled again without them: nothing of ours runs any more."""
+    recording = record(clock=HostClock(Ticks().now_ns))
+    model = Decoder()
+    recording.tracer.instrument(model)
+    run: Any = torch.compile(model, backend="eager", fullgraph=True)
+    tokens = torch.randn(3, 8)
+    with torch.no_grad(), recording.tracer.step():
+        run(tokens)
+    recording.tracer.uninstrument(model)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    with torch.no_grad(), recording.tracer.step():
+        run(tokens)
+        torch.compile(model, backend=keep, fullgraph=True)(tokens)
+    _, second = recording.records()
+    assert {row.phase for row in second.phases} == {Phase.OUTSIDE}
+    assert "moetrace" not in str(graphs[0].graph)
+
+
+def test_an_exported_program_holds_no_marks(record: Make) -> None:
+    """A program that leaves the process is the model's alone."""
+    recording = record()
+    model = Decoder()
+    recording.tracer.instrument(model)
+    program = torch.export.export(model, (torch.randn(3, 8),), strict=True)
+    assert "moetrace" not in str(program.graph)
+
+
+@every_backend
+def test_hand_written_phases_are_recorded_in_a_compiled_function(record: Make, backend: str) -> None:
+    """Wrapped functions and `phase` blocks keep their places, in one graph."""
+    recording = record(clock=HostClock(Ticks().now_ns))
+    tracer = recording.tracer
+    parts = tracer.wrap(layer=3, num_experts=4, router=Router(), dispatch=lambda x, ids: x.flip(0))
+
+    def step(tokens: torch.Tensor) -> torch.Tensor:
+        _, weights, ids = parts.router(tokens)
+        rows = parts.dispatch(tokens, ids)
+        with tracer.phase("expert_gemm", layer=3):
+            rows = torch.relu(rows) * 2
+        return rows * weights.sum(-1, keepdim=True)
+
+    run = torch.compile(step, backend=backend, fullgraph=True)
+    tokens = torch.randn(5, 8)
+    with torch.no_grad(), tracer.step():
+        run(tokens)
+    (record_,) = recording.records()
+    named = [row.phase for row in record_.phases if row.phase not in (Phase.OUTSIDE, Phase.PERMUTE)]
+    assert named[:2] == [Phase.ROUTER, Phase.DISPATCH]
+    assert Phase.EXPERT_GEMM in named
+    assert [sum(row.counts) for row in record_.experts] == [10]
+
+
+def test_activation_recompute_in_a_compiled_model_is_counted_once(record: Make) -> None:
+    """With checkpointing, counts are those of the forward, in the graph as well as outside of it."""
+    recording = record(clock=HostClock(Ticks().now_ns))
+    model = Decoder()
+    recording.tracer.instrument(model)
+
+    def checkpointed(tokens: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(model, tokens, use_reentrant=False)
+
+    run = torch.compile(checkpointed, backend="aot_eager", fullgraph=True)
+    with recording.tracer.step():
+        train(run, model.parameters())
+    (step,) = recording.records()
+    assert [sum(row.counts) for row in step.experts if row.kind is CountKind.ROUTED] == [12, 12]
+
+
+def test_a_shared_function_wrapper_that_was_retired_is_the_plain_call(record: Make) -> None:
+    """A wrapper that could not be taken out (somebody wrapped it again) leaves no marks in later graphs."""
+    recording = record()
+    model = Decoder()
+    recording.tracer.instrument(model)
+    ours = model.layers[0].gate.forward
+
+    def theirs(*args: Any) -> Any:
+        return ours(*args)
+
+    model.layers[0].gate.forward = theirs  # type: ignore[method-assign]
+    recording.tracer.uninstrument(model)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    with torch.no_grad():
+        torch.compile(model, backend=keep, fullgraph=True)(torch.randn(3, 8))
+    assert "moetrace" not in str(graphs[0].graph)
+
+
+def test_marks_that_begin_outside_a_step_leave_nothing_behind(record: Make) -> None:
+    """Ends without a begin, and begins without an end, are no intervals; the guard stays quiet."""
+    recording = record(clock=HostClock(Ticks().now_ns))
+    tracer = recording.tracer
+    key = key_of(tracer)
+    site = tracer.sites.add(Site(Role.PHASE, Phase.ROUTER, 0, "here"))
+    torch.ops.moetrace.begin([], key, site)
+    with tracer.step():
+        torch.ops.moetrace.end([], key, site)
+        torch.ops.moetrace.begin([], key, site)
+    with tracer.step():
+        torch.ops.moetrace.end([], key, site)
+        torch.ops.moetrace.begin([], 987654, site)
+        torch.ops.moetrace.end([], 987654, site)
+    assert [{row.phase for row in step.phases} for step in recording.records()] == [{Phase.OUTSIDE}] * 2
+    assert tracer.guard.errors == {}
+
+
+def test_a_step_that_compiles_is_a_warm_up(record: Make) -> None:
+    """Its times are those of the compiler; the next step's are the model's."""
+    recording = record(clock=HostClock(Ticks().now_ns))
+    model = Decoder()
+    recording.tracer.instrument(model)
+    run = torch.compile(model, backend="eager", fullgraph=True)
+    for _ in range(2):
+        with torch.no_grad(), recording.tracer.step():
+            run(torch.randn(3, 8))
+    assert [step.warmup for step in recording.records()] == [True, False]

@@ -1,0 +1,232 @@
+"""CUDA graphs on a fake device that keeps a real one's rules: captured marks, and replays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from moetrace.testing import FakeDevice, FakeGraph
+from moetrace_schemas.enums import CountKind, SkipReason
+
+from .intervals import lines
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def device() -> FakeDevice:
+    """A fake device with graphs."""
+    device = FakeDevice()
+    device.graph_class = type("Graph", (FakeGraph,), {name: vars(FakeGraph)[name] for name in METHODS})
+    return device
+
+
+METHODS = ("capture_begin", "capture_end", "replay")
+
+
+class Layer:
+    """A router and experts that take device time."""
+
+    def __init__(self, recording: Any, device: FakeDevice) -> None:
+        self.device = device
+        self.parts = recording.tracer.wrap(
+            router=self.router, experts=self.experts, combine=self.combine, layer=0, num_experts=4
+        )
+
+    def router(self, ids: torch.Tensor) -> torch.Tensor:
+        """1 us."""
+        self.device.work(1_000)
+        return ids
+
+    def experts(self) -> None:
+        """5 us."""
+        self.device.work(5_000)
+
+    def combine(self) -> None:
+        """2 us."""
+        self.device.work(2_000)
+
+    def run(self) -> None:
+        """One pass."""
+        self.parts.router(torch.tensor([[0, 1], [1, 2]]))
+        self.parts.experts()
+        self.parts.combine()
+
+    def capture(self) -> FakeGraph:
+        """One pass, captured."""
+        graph: FakeGraph = self.device.graph_class(self.device)
+        graph.capture_begin()
+        self.run()
+        graph.capture_end()
+        return graph
+
+
+def finish_step(recording: Any, device: FakeDevice, count: int) -> Any:
+    """The record of the last step."""
+    device.finish()
+    return recording.emitter.wait_for(count)[-1]
+
+
+PASS = [
+    "0 router 1000-2000 captured",
+    "0 expert_gemm 2000-7000 captured",
+    "0 combine 7000-9000 barrier captured",
+]
+
+
+def test_calls_inside_a_replay_are_told_apart(record: Make, device: FakeDevice) -> None:
+    """Marks are captured with the work; a replay inside a step shows every call, flagged as captured."""
+    recording = record(clock=device.clock())
+    layer = Layer(recording, device)
+    graph = layer.capture()
+    for number in (1, 2):
+        with recording.tracer.step():
+            device.work(1_000)
+            graph.replay()
+            device.work(500)
+        step = finish_step(recording, device, number)
+        assert lines(step.phases) == ["0 outside 0-1000", *PASS, "-1 outside 9000-9500"]
+    assert recording.tracer.metrics.skipped == {}
+    assert recording.tracer.guard.errors == {}
+    assert device.syncs == 0
+
+
+def test_a_replay_that_was_overwritten_is_one_row_that_cannot_be_told_apart(
+    record: Make, device: FakeDevice
+) -> None:
+    """The next launch records the graph's events again: no time of it is passed off as this step's."""
+    recording = record(clock=device.clock())
+    layer = Layer(recording, device)
+    graph = layer.capture()
+    with recording.tracer.step():
+        graph.replay()
+    graph.replay()
+    step = finish_step(recording, device, 1)
+    assert lines(step.phases) == ["-1 fused 0-8000 captured"]
+    assert recording.tracer.metrics.skipped == {SkipReason.CUDA_GRAPH: 1}
+
+
+def test_a_graph_captured_without_marks_says_so(record: Make, device: FakeDevice) -> None:
+    """Captured before instrumenting, or on a device whose graphs take no events: one row, one count."""
+    graph = device.graph_class(device)
+    graph.capture_begin()
+    device.work(4_000)
+    graph.capture_end()
+    device.graph_events = False
+    recording = record(clock=device.clock())
+    layer = Layer(recording, device)
+    later = layer.capture()
+    with recording.tracer.step():
+        graph.replay()
+        device.work(10)
+        later.replay()
+    step = finish_step(recording, device, 1)
+    assert lines(step.phases) == [
+        "-1 fused 0-4000 captured",
+        "-1 outside 4000-4010",
+        "-1 fused 4010-12010 captured",
+    ]
+    assert recording.tracer.metrics.skipped == {SkipReason.CUDA_GRAPH: 2}
+    assert step.experts == ()
+
+
+def test_counts_of_a_replay_are_those_of_its_step_only(record: Make, device: FakeDevice) -> None:
+    """The graph counts into its own counter; replays outside of sampled steps do not add up in it."""
+    recording = record(clock=device.clock())
+    layer = Layer(recording, device)
+    ids = torch.tensor([[0, 1], [1, 2]])
+    graph = layer.capture()
+    captured = next(iter(graph_marks(recording)._graphs.values()))
+
+    captured.counter.zero()
+    graph.device.replay = lambda items: captured.counter.add(0, ids)  # type: ignore[method-assign]
+    graph.replay()
+    with recording.tracer.step():
+        graph.replay()
+        graph.replay()
+    step = finish_step(recording, device, 1)
+    (row,) = [row for row in step.experts if row.kind is CountKind.ROUTED]
+    assert row.counts == (2, 4, 2, 0)
+
+
+def graph_marks(recording: Any) -> Any:
+    """The tracer's side of captures."""
+    (patch, *_) = recording.tracer._graph_patches._patches
+    return patch.replacement.__closure__[1].cell_contents.__self__
+
+
+def test_a_forward_that_is_captured_is_no_step_and_the_open_step_is_a_warm_up(
+    record: Make, device: FakeDevice
+) -> None:
+    """Capture inside a step: the step goes on behind it, marked, without what only was captured."""
+    recording = record(clock=device.clock())
+    layer = Layer(recording, device)
+    with recording.tracer.step():
+        layer.run()
+        graph = device.graph_class(device)
+        graph.capture_begin()
+        with recording.tracer.step():
+            layer.run()
+        graph.capture_end()
+        layer.parts.experts()
+    step = finish_step(recording, device, 1)
+    assert step.warmup
+    assert [line for line in lines(step.phases) if "captured" in line] == []
+    assert sum(row.duration_ns for row in step.phases) == 13_000
+    assert recording.tracer.metrics.dropped_intervals == 0
+
+
+def test_the_drain_thread_asks_nothing_while_a_graph_is_captured(record: Make, device: FakeDevice) -> None:
+    """A query would break the capture: the step waits, and is whole afterwards."""
+    recording = record(clock=device.clock())
+    layer = Layer(recording, device)
+    graph = device.graph_class(device)
+    graph.capture_begin()
+    asked: list[bool] = []
+    refuse = device.refuse_in_capture
+    device.refuse_in_capture = lambda: (asked.append(device.capturing), refuse())[1]  # type: ignore[func-returns-value,method-assign]
+    clock = recording.tracer._clock
+    assert clock.gate.run(lambda: 1) is None
+    track = clock.track(2)
+    assert not track.ready()
+    assert track.resolve(lambda: 1) is None
+    assert asked == []
+    graph.capture_end()
+    with recording.tracer.step():
+        layer.run()
+    assert len(finish_step(recording, device, 1).phases) == 3
+    assert not any(asked)
+
+
+def test_a_capture_that_fails_passes_its_error_on_and_leaves_the_gate_open(
+    record: Make, device: FakeDevice
+) -> None:
+    """The model's exception is the model's; what follows is recorded as ever."""
+
+    def broken(self: Any) -> None:
+        raise RuntimeError("no memory")
+
+    device.graph_class.capture_begin = broken
+    recording = record(clock=device.clock())
+    layer = Layer(recording, device)
+    with pytest.raises(RuntimeError, match="no memory"):
+        device.graph_class(device).capture_begin()
+    with recording.tracer.step():
+        layer.run()
+    assert len(finish_step(recording, device, 1).phases) == 3
+
+
+def test_after_shutdown_the_graph_class_is_its_own_again(record: Make, device: FakeDevice) -> None:
+    """The very same functions are back, and graphs with marks replay on."""
+    before = {name: getattr(device.graph_class, name) for name in METHODS}
+    recording = record(clock=device.clock())
+    layer = Layer(recording, device)
+    graph = layer.capture()
+    assert any(getattr(device.graph_class, name) is not before[name] for name in METHODS)
+    recording.tracer.shutdown()
+    assert {name: getattr(device.graph_class, name) for name in METHODS} == before
+    graph.replay()
+    assert device.enqueued_ns == 8_000
