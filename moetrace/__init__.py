@@ -137,8 +137,15 @@ def _emitters(tracer: Tracer) -> list[Emitter]:
             ) from error
     if tracer.config.endpoint:
         from moetrace.emit.otlp import OtlpEmitter
+        from moetrace.emit.spool import open_spool
 
-        chosen.append(OtlpEmitter(lambda: tracer, tracer.metrics, tracer.config))
+        try:
+            spool = open_spool(tracer.config, tracer.context, tracer.metrics)
+        except OSError as error:
+            raise ConfigError(
+                f"spool_dir={tracer.config.spool_dir!r}: cannot be written ({error})"
+            ) from error
+        chosen.append(OtlpEmitter(lambda: tracer, tracer.metrics, tracer.config, spool=spool))
     return chosen
 
 

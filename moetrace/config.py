@@ -23,6 +23,7 @@ LOWEST = {
     "check_steps": 0,
     "coactivation_steps": 0,
     "coactivation_layers": 1,
+    "spool_max_bytes": 2**20,
 }
 """Smallest values of whole numbers."""
 MOST_INTERVALS = 32_767
@@ -63,6 +64,8 @@ class Config:
     """`auto` (events of the device that the model is on), `host`, `cuda`, or `device`: torch.Event."""
     backward: bool = True
     """Whether backward is recorded by phase, from hooks at autograd boundaries; False: it is `outside`."""
+    compiled: bool = True
+    """Whether graphs of torch.compile hold marks and counts; False: nothing is recorded inside of them."""
     jsonl_dir: str = ""
     """Directory for one JSONL file per rank; empty writes none."""
     warmup_steps: int = 0
@@ -80,10 +83,16 @@ class Config:
     coactivation_layers: int = 4
     """Layers that are counted at once, the next ones in the next such step. Each needs 8 bytes x E x E; all
     together 64 MiB at the most."""
+    kernels: bool = False
+    """Wrapped calls can name their kernels to CUPTI, for `Tracer.kernels`."""
     nvtx: bool = False
     """NVTX ranges around wrapped calls, in every step."""
     queue_steps: int = 256
     """Steps that may wait for the exporter; the oldest is dropped (and counted) beyond it."""
+    spool_dir: str = ""
+    """Directory for steps that the collector does not take now, sent when it is back; empty: none."""
+    spool_max_bytes: int = 256 * 2**20
+    """Disk space of this rank's spool, bytes; the oldest steps give way (and are counted) beyond it."""
     export_timeout_s: float = 5.0
     """Longest single export call, seconds."""
     shutdown_timeout_s: float = 5.0

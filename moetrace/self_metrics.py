@@ -35,6 +35,7 @@ class SelfMetrics:
     """Host time on the model's thread over all recorded steps: intervals x calibrated cost, and counting."""
     background_ns: Counter[str] = field(default_factory=Counter)
     """CPU time of the tracer's own threads so far, by thread: drain, export."""
+    spooled_steps: int = 0
     violations: Counter[RoutingViolation] = field(default_factory=Counter)
     """Contradictions in the routing of this rank."""
 

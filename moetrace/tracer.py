@@ -45,6 +45,7 @@ from moetrace_schemas.placement import PlacementError, check_version
 if TYPE_CHECKING:
     from moetrace.emit.base import Emitter
     from moetrace.instrument.coactivation import CoactivationSampler
+    from moetrace.instrument.cupti_source import KernelTrace
     from moetrace.instrument.routing import StepCounter
     from moetrace.record.count_sites import CountSite
 
@@ -89,6 +90,7 @@ class Tracer:
         self._scope: object | None = None
         self._placement_version = 0
         self._phase_sites: dict[tuple[str, int | None], tuple[int, TorchState, int]] = {}
+        self.marks_in_graphs = config.compiled
         self._graph_key = key_of(self)
         self._graph_patches = Patches()
         self._installer = Installer(self)
@@ -374,6 +376,16 @@ class Tracer:
             known = self.sites.add(phase_site(phase, layer)), TorchState(), self._graph_key
             self._phase_sites[(phase, layer)] = known
         return PhaseScope(self, *known)
+
+    def kernels(self) -> KernelTrace:
+        """A stretch whose kernels are attributed to phases; see `moetrace.instrument.cupti_source`.
+
+        Raises:
+            ConfigError: not asked for with kernels=True, or CUPTI cannot be had.
+        """
+        from moetrace.instrument.cupti_source import kernel_trace
+
+        return kernel_trace(self.sites, wrapped=self.config.kernels)
 
     def placement(
         self,

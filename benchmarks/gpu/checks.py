@@ -9,6 +9,7 @@ import torch
 from moe_model import Model, with_tracer
 from outcome import Outcome, checked, skipped
 
+from moetrace.errors import ConfigError
 from moetrace_schemas.columns import RowFlag
 from moetrace_schemas.enums import CountKind, Phase
 
@@ -78,6 +79,38 @@ def counts(model: Model, tokens: torch.Tensor) -> Outcome:
     totals = [sum(r.counts) for step in records for r in step.experts if r.kind is CountKind.ROUTED]
     expected = [tokens.shape[0] * model.shape.top_k] * model.shape.layers
     return checked("counts", totals == expected, f"{sum(totals)} of {sum(expected)} pairs")
+
+
+def kernel_times(model: Model, tokens: torch.Tensor) -> Outcome:
+    """Time of every phase by events against its kernels by CUPTI, the host far ahead of the device."""
+    name = "event times against CUPTI, by phase"
+    if tokens.device.type != "cuda":
+        return skipped(name, "needs CUDA")
+    traces: list[Any] = []
+
+    def run(tracer: Any) -> None:
+        with torch.no_grad():
+            with tracer.step():
+                model(tokens)
+            torch.cuda.synchronize()
+            with tracer.kernels() as trace:
+                torch.cuda._sleep(200_000_000)  # the host enqueues all of the step meanwhile
+                with tracer.step():
+                    model(tokens)
+            traces.append(trace)
+
+    try:
+        _, records = with_tracer(model, run, kernels=True)
+    except ConfigError as error:
+        return skipped(name, str(error))
+    worst, figures = 0.0, {}
+    for phase in (Phase.ROUTER, Phase.PERMUTE, Phase.EXPERT_GEMM, Phase.UNPERMUTE):
+        rows = [row.duration_ns / 1e3 for row in records[-1].phases if row.phase is phase]
+        by_cupti = sum((p.busy_ns + p.idle_ns) / 1e3 for p in traces[0].report.phases if p.phase is phase)
+        figures[f"{phase}_event_us"], figures[f"{phase}_kernel_us"] = sum(rows), by_cupti
+        worst = max(worst, abs(sum(rows) - by_cupti) / (2.0 * len(rows) + 0.02 * by_cupti))
+    said = f"largest difference is {worst:.2f} of the 2 us + 2 % allowed"
+    return checked(name, bool(traces[0].report.phases) and worst <= 1, said, **figures)
 
 
 def event_times(model: Model, tokens: torch.Tensor) -> Outcome:

@@ -50,6 +50,7 @@ def main() -> int:
         lambda: checks.numerics(model, decode),
         lambda: checks.counts(model, prefill),
         lambda: checks.event_times(model, prefill),
+        lambda: checks.kernel_times(model, prefill),
         lambda: checks.compiled(model, decode),
         lambda: checks.graphs(model, decode),
         lambda: costs.mark_pair(decode, 100 if options.quick else 2000),

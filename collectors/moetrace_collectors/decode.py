@@ -54,11 +54,8 @@ MIN_UNIX_NS = 946_684_800 * 10**9
 MAX_UNIX_NS = 4_102_444_800 * 10**9
 """2100-01-01; a DateTime, which the time to live is computed in, ends in 2106."""
 
-_LARGE = (
-    *(name for name, kind in attributes.TYPES.items() if kind == "bytes"),
-    attributes.PLACEMENT_WEIGHTS,
-)
-"""Packed columns, and the one text that grows with the model."""
+_BLOCKS = tuple(name for name, kind in attributes.TYPES.items() if kind == "bytes")
+"""Packed columns."""
 _TYPE_OF_FIELD = {
     "string_value": "string",
     "bool_value": "bool",
@@ -146,17 +143,17 @@ def _check_size(span: Span, values: Mapping[str, AnyValue]) -> int:
             RejectReason.TOO_MANY_ATTRIBUTES,
             f"{number} attributes, events and links, at most {MAX_ATTRIBUTES} are taken",
         )
-    large = 0
-    for name in _LARGE:
+    blocks = 0
+    for name in _BLOCKS:
         if name in values:
-            block = len(values[name].bytes_value or values[name].string_value)
+            block = len(values[name].bytes_value)
             if block > MAX_BLOCK_BYTES:
                 raise _RejectedError(
                     RejectReason.ATTRIBUTE_TOO_LARGE, f"{name}: {block} bytes, at most {MAX_BLOCK_BYTES}"
                 )
-            large += block
+            blocks += block
     size = span.ByteSize()
-    other = size - large
+    other = size - blocks
     if other > MAX_OTHER_BYTES:
         raise _RejectedError(
             RejectReason.ATTRIBUTE_TOO_LARGE,
@@ -206,7 +203,10 @@ def _rank_step(
     ep_rank = _int(values, attributes.EP_RANK, 0, ep_size - 1)
     clock = _string(values, attributes.CLOCK)
     if clock not in CLOCKS:
-        raise _invalid(attributes.CLOCK, repr(clock), " or ".join(CLOCKS))
+        raise _invalid(attributes.CLOCK, repr(clock), "host, cuda or device")
+    if attributes.ANCHOR_ERROR_NS in values:
+        # For whoever draws the span; nothing of the collector's depends on it.
+        _int(values, attributes.ANCHOR_ERROR_NS, 0, MAX_NS)
     if not MIN_UNIX_NS <= span.start_time_unix_nano <= MAX_UNIX_NS:
         raise _invalid(
             "start time", str(span.start_time_unix_nano), "unix ns between the years 2000 and 2100"
@@ -261,13 +261,12 @@ def _rank_step(
         clock=clock,
         duration_ns=_int(values, attributes.DURATION_NS, 0, MAX_NS),
         start_unix_ns=span.start_time_unix_nano,
-        anchor_error_ns=_ns_or_unknown(values, attributes.ANCHOR_ERROR_NS),
         host_name=host_name,
         model_name=_text(values, attributes.MODEL_NAME),
         model_version=_text(values, attributes.MODEL_VERSION),
         cohort=_text(values, attributes.COHORT),
         placement_version=_optional_int(values, attributes.PLACEMENT_VERSION),
-        tracer_ns=_ns_or_unknown(values, attributes.TRACER_NS),
+        tracer_ns=_int(values, attributes.TRACER_NS, 0, MAX_NS) if attributes.TRACER_NS in values else -1,
         phases=phases,
         experts=experts,
         traffic=traffic,
@@ -328,10 +327,6 @@ def _int(values: Mapping[str, AnyValue], name: str, low: int, high: int) -> int:
 
 def _optional_int(values: Mapping[str, AnyValue], name: str) -> int:
     return _int(values, name, 0, MAX_INDEX) if name in values else 0
-
-
-def _ns_or_unknown(values: Mapping[str, AnyValue], name: str) -> int:
-    return _int(values, name, 0, MAX_NS) if name in values else -1
 
 
 def _bool(values: Mapping[str, AnyValue], name: str) -> bool:

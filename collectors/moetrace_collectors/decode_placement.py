@@ -26,7 +26,7 @@ from moetrace_schemas.placement import (
 
 MAX_STEP = 2**62
 MAX_SIZE = 2**53
-MAX_WEIGHTS_TEXT = MAX_WEIGHTS * 512
+MAX_WEIGHTS_TEXT = MAX_WEIGHTS * 256
 """Characters of the digests' JSON."""
 _FIELDS = {"string": "string_value", "int": "int_value", "double": "double_value", "bytes": "bytes_value"}
 _ANNOUNCEABLE = (PlacementEvent.ANNOUNCED, PlacementEvent.PROPOSED)

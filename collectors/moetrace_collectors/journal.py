@@ -15,6 +15,7 @@ from moetrace_collectors.errors import UsageError
 from moetrace_collectors.intake import Arrival
 from moetrace_collectors.receivers.handler import Wire
 from moetrace_collectors.receivers.otlp_body import BodyError, decompress, parse_protobuf
+from moetrace_collectors.receivers.wire_budget import MAX_MESSAGES
 from moetrace_collectors.wal.frames import REQUESTS, FrameKind
 from moetrace_collectors.wal.log import Position, WalUnavailableError, WriteAheadLog
 from moetrace_collectors.wal.recovery import Recovery, recover
@@ -45,6 +46,9 @@ class Journal:
         self.recovery = recovery
         self._max_world_size = max_world_size
         self._max_decompressed_bytes = max_decompressed_bytes
+        self._owes_everything = False
+        """Whether a note was not taken, so that the next one has to hold all closed steps."""
+        self._has_warned = False
 
     @property
     def num_bytes(self) -> int:
@@ -97,14 +101,14 @@ class Journal:
             everything: gives all closed steps, written before anything is deleted.
         """
         try:
-            if closed is not None:
-                self._log.append(FrameKind.CLOSED, closed, arrived_ns=0, is_small=True)
             if before_segment > self._log.oldest_segment:
-                position = self._log.append(FrameKind.CLOSED, everything(), arrived_ns=0, is_small=True)
-                self._log.commit(position)
-                self._log.release(before_segment)
+                # Holds the new ones too.
+                self._shorten(before_segment, everything)
+            elif closed is not None or self._owes_everything:
+                self._note(everything() if self._owes_everything or closed is None else closed)
+            self._has_warned = False
         except (WalUnavailableError, OSError) as error:
-            logger.warning("cannot shorten the write-ahead log: %s", error)
+            self._warn(error)
 
     def finish(self, everything: bytes) -> None:
         """All is stored: leave only the closed steps for the next start."""
@@ -114,7 +118,29 @@ class Journal:
             self._log.commit(position)
             self._log.release(position.segment)
         except (WalUnavailableError, OSError) as error:
-            logger.warning("cannot shorten the write-ahead log: %s", error)
+            self._warn(error)
+
+    def _note(self, closed: bytes) -> Position:
+        self._owes_everything = True
+        position = self._log.append(FrameKind.CLOSED, closed, arrived_ns=0, is_small=True)
+        self._owes_everything = False
+        return position
+
+    def _shorten(self, before_segment: int, everything: Callable[[], bytes]) -> None:
+        try:
+            self._log.commit(self._note(everything()))
+        except WalUnavailableError:
+            # A disk that the log itself has filled takes the note only once something is gone. A crash in
+            # between forgets closed steps; to wait would be for ever.
+            self._log.release(before_segment)
+            raise
+        self._log.release(before_segment)
+
+    def _warn(self, error: Exception) -> None:
+        # Tried again at every turn, said once.
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("cannot note in the write-ahead log what is stored: %s; trying again", error)
 
     def close(self) -> None:
         """Give the files back."""
@@ -125,7 +151,9 @@ class Journal:
             plain = decompress(
                 body, encoding="gzip" if is_gzip else "", max_bytes=self._max_decompressed_bytes
             )
-            decoded = decode(parse_protobuf(plain), max_world_size=self._max_world_size)
+            decoded = decode(
+                parse_protobuf(plain, max_spans=MAX_MESSAGES), max_world_size=self._max_world_size
+            )
         except BodyError as error:
             # Its CRC is right and it was decoded once: only lower limits than last time can be the reason.
             logger.warning("a request of the write-ahead log is passed over: %s", error)

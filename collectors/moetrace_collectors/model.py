@@ -110,8 +110,6 @@ class RankStep:
     model_version: str = ""
     cohort: str = ""
     placement_version: int = 0
-    anchor_error_ns: int = -1
-    """How far off the start may be where device time was tied to the host's; -1 = not said."""
     tracer_ns: int = -1
     """Estimated host time that the tracer took on the model's thread in this step; -1 = not said."""
     sent_run_id: str = ""

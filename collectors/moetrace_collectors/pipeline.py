@@ -64,6 +64,7 @@ from moetrace_collectors.store import open_client
 from moetrace_collectors.summary import layer_loads
 from moetrace_collectors.verdict.engine import VerdictEngine
 from moetrace_collectors.wal.log import Position, WalFullError, WalUnavailableError
+from moetrace_collectors.wal.recovery import recover
 from moetrace_collectors.worker import Clocks, Worker
 from moetrace_schemas.enums import RejectReason
 
@@ -169,6 +170,8 @@ class Pipeline:
         self._metrics = metrics = SelfMetrics(book)
         self._num_lost_rows = 0
         journal = _journal(config, clocks, undo) if config.wal else None
+        if journal is None:
+            _warn_of_a_log_left_behind(config)
         self._intake = Intake(
             max_requests=config.queue_requests,
             max_bytes=config.queue_bytes,
@@ -360,6 +363,17 @@ def _journal(config: CollectorConfig, clocks: Clocks, undo: ExitStack) -> Journa
     )
     undo.callback(journal.close)
     return journal
+
+
+def _warn_of_a_log_left_behind(config: CollectorConfig) -> None:
+    path = RunDirectory(path=config.directory).wal_path
+    if path.is_dir() and (recovery := recover(path, now_ns=0)).num_requests:
+        logger.warning(
+            "%s holds %d requests that may not be stored, and is left alone with wal off: "
+            "start once with --wal on to store them",
+            path,
+            recovery.num_requests,
+        )
 
 
 def restore(journal: Journal, joiner: Joiner, worker: Worker, metrics: SelfMetrics) -> None:

@@ -55,8 +55,9 @@ def check_query(sql: str, parameters: Mapping[str, str]) -> None:
         raise RefusedQueryError("one statement at a time")
     first = next((text for kind, text in tokens if (kind, text) != ("mark", "(")), "")
     if first.lower() not in READING_STATEMENTS:
+        shown = first if first.isidentifier() and len(first) <= 40 else ascii(first[:40])
         raise RefusedQueryError(
-            f"only reading is possible here: SELECT, SHOW, DESCRIBE, EXPLAIN or EXISTS, not {first}"
+            f"only reading is possible here: SELECT, SHOW, DESCRIBE, EXPLAIN or EXISTS, not {shown}"
         )
     if first.lower() in ("describe", "desc") and ("mark", "(") in tokens:
         raise RefusedQueryError("DESCRIBE takes the name of a table here")

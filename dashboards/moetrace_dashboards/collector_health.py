@@ -12,7 +12,7 @@ from moetrace_dashboards.queries import promql, sql
 
 def build(config: Config) -> Dashboard:
     """The dashboard."""
-    panels = (*_collector(config), *_tracer(config))
+    panels = (*_collector(config), *_tracer(config), *_access())
     return assemble(
         "collector_health",
         "moetrace: collector and tracer health",
@@ -174,5 +174,22 @@ def _tracer(config: Config) -> tuple[AnyPanel, ...]:
             "percentunit",
             [promql.TRACER_THREADS],
             width=12,
+        ),
+    )
+
+
+def _access() -> tuple[AnyPanel, ...]:
+    return (
+        lines(
+            "Turned away, by reason",
+            "Requests and connections per second without a right, too many or too slow; none was read.",
+            "cps",
+            [promql.REFUSED],
+        ),
+        lines(
+            "Queries not answered, by reason",
+            "SQL per second that was refused, or over a limit.",
+            "cps",
+            [promql.QUERY_FAILURES],
         ),
     )

@@ -35,6 +35,26 @@ def build(config: Config) -> Dashboard:
             [promql.STEP_P95],
             width=8,
         ),
+        lines(
+            "Experts fetched in an hour",
+            "Experts that ranks did not hold in the epoch before, by the announced maps: what changes cost.",
+            "none",
+            [promql.PLACEMENT_COPIES],
+            width=12,
+        ),
+        lines(
+            "Changes judged in an hour",
+            "Steps of like size before and after: accepted, regressed or not enough evidence.",
+            "none",
+            [promql.PLACEMENT_VERDICTS],
+            width=12,
+        ),
+        rows(
+            "Ledger",
+            "Every proposal, announcement, first step and verdict; `moetrace placement verify` checks it.",
+            "none",
+            sql.PLACEMENT_LEDGER,
+        ),
         rows(
             "Before and after",
             "Steps, p50 and p95 by placement and forward mode, in the time shown.",

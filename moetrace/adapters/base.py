@@ -33,6 +33,9 @@ class Call(Enum):
 class RouteCounter(Protocol):
     """What count functions write to: one row per layer and kind, on the device, without a host sync."""
 
+    checking: bool
+    """Whether routing is checked in this step; else `add_executed` and `check_weights` need not be called."""
+
     def add(self, index: int, expert_ids: Any) -> None:
         """Integer tensor [.., K] of expert ids."""
         ...

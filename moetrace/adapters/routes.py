@@ -45,8 +45,8 @@ class RouteReader:
         """Count function of the experts' forward: their pairs, or the choices where the router shows none."""
         given = (*args, *kwargs.values())
         if self._at_router or (self._at_router is None and _is_traced(counter)):
-            ids = None if _is_traced(counter) else _ids(given, self._num_experts, self._top_k)
-            if ids is not None:
+            looks = not _is_traced(counter) and counter.checking
+            if looks and (ids := _ids(given, self._num_experts, self._top_k)) is not None:
                 counter.add_executed(index, ids)
             return
         self._tensors(counter, index, given)
@@ -69,8 +69,7 @@ class RouteReader:
         ids = _ids(items, self._num_experts, self._top_k)
         if ids is not None:
             counter.add(index, ids)
-            weights = _weights(items, ids, self._num_experts)
-            if weights is not None:
+            if counter.checking and (weights := _weights(items, ids, self._num_experts)) is not None:
                 counter.check_weights(index, weights)
             return ids
         integers = (item for item in items if _is_tensor(item) and _is_discrete(item))

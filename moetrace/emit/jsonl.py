@@ -1,16 +1,31 @@
-"""Writes one JSON line per record to a file per rank, for offline use and examples."""
+"""Records as JSON lines, out and in; and the emitter that writes them to a file per rank for offline use."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from moetrace.context import RankContext
-from moetrace.record.types import StepRecord
+from moetrace.record.types import (
+    CoactivationRow,
+    ExpertRow,
+    PhaseRow,
+    StepRecord,
+    TrafficRecord,
+    ViolationRow,
+)
 from moetrace.self_metrics import SelfMetrics
 from moetrace_schemas import SCHEMA_VERSION
+from moetrace_schemas.enums import (
+    CoactivationSpan,
+    CountKind,
+    Direction,
+    ForwardMode,
+    Phase,
+    RoutingViolation,
+)
 
 PHASE_FIELDS = (
     "layer",
@@ -96,3 +111,52 @@ def _sampled(record: StepRecord) -> dict[str, Any]:
             {"layer": r.layer, "span": r.span, "pairs": r.pairs} for r in record.coactivation
         ]
     return result
+
+
+def from_json(data: Mapping[str, Any]) -> StepRecord:
+    """The record that `to_json` made this of.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is none.
+    """
+    columns = {name: data["phases"][name] for name in PHASE_FIELDS}
+    columns["phase"] = [Phase(value) for value in columns["phase"]]
+    columns["direction"] = [Direction(value) for value in columns["direction"]]
+    rows = zip(*columns.values(), strict=True)
+    return StepRecord(
+        step=data["step"],
+        microbatch=data["microbatch"],
+        forward_mode=ForwardMode(data["forward_mode"]),
+        cohort=data["cohort"],
+        warmup=data["warmup"],
+        placement_version=data["placement_version"],
+        clock=data["clock"],
+        start_unix_ns=data["start_unix_ns"],
+        duration_ns=data["duration_ns"],
+        phases=tuple(PhaseRow(**dict(zip(PHASE_FIELDS, row, strict=True))) for row in rows),
+        experts=tuple(
+            ExpertRow(layer=row["layer"], kind=CountKind(row["kind"]), counts=tuple(row["counts"]))
+            for row in data["experts"]
+        ),
+        traffic=tuple(
+            TrafficRecord(
+                layer=row["layer"],
+                phase=Phase(row["phase"]),
+                row_bytes=row["row_bytes"],
+                rows=tuple(row["rows"]),
+            )
+            for row in data["traffic"]
+        ),
+        violations=tuple(
+            ViolationRow(layer=row["layer"], violation=RoutingViolation(row["violation"]), count=row["count"])
+            for row in data.get("violations", ())
+        ),
+        coactivation=tuple(
+            CoactivationRow(
+                layer=row["layer"],
+                span=CoactivationSpan(row["span"]),
+                pairs=tuple((first, second, tokens) for first, second, tokens in row["pairs"]),
+            )
+            for row in data.get("coactivation", ())
+        ),
+    )

@@ -4,6 +4,9 @@ The queue is bounded and drops its oldest record when full. A batch that the col
 is kept and tried again with jittered backoff, so a restart of the collector costs nothing; the model
 never waits for any of it. A placement rides in front of the steps that ran under it, and is kept until the
 collector has taken it, however many steps are dropped meanwhile.
+
+With a spool a batch goes to disk instead of being dropped, and so does all that comes behind it, until the
+disk is empty again: the collector gets everything in order once it is back.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 from moetrace.config import Config
 from moetrace.context import RankContext
 from moetrace.emit.credentials import LastAnswer, make_session
+from moetrace.emit.spool import Sent, Spool
 from moetrace.emit.wire import AttributeValue, placement_attributes, span_attributes
 from moetrace.guard import Guard
 from moetrace.record.placement import PlacementRecord
@@ -42,6 +46,8 @@ BATCH = 32
 """Records per request."""
 ATTEMPTS = 8
 """Tries of one batch before it is dropped: a batch that the collector refuses must not block the rest."""
+ATTEMPTS_BEFORE_SPOOL = 2
+"""Tries of one batch where it can go to disk instead: there it is safe, and the queue is not held up."""
 LINGER_S = 0.25
 """How long a record may wait for others to share its request; the verdict is due within a second."""
 PLACEMENTS = 64
@@ -74,17 +80,15 @@ def make_exporter(config: Config, session: requests.Session | None = None) -> Sp
     from opentelemetry.exporter.otlp.proto.http import Compression
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    from moetrace.emit.quick_session import QuickSession
-
     return OTLPSpanExporter(
         endpoint=config.endpoint.rstrip("/") + "/v1/traces",
         headers=config.header_map,
         certificate_file=config.ca_file or None,
         client_certificate_file=config.client_certificate or None,
         client_key_file=config.client_key or None,
-        session=session or QuickSession(),
         timeout=config.export_timeout_s,
         compression=Compression.NoCompression,  # the session does it, quicker
+        session=session or make_session(config, LastAnswer()),
     )
 
 
@@ -99,7 +103,13 @@ class OtlpEmitter:
         metrics: SelfMetrics,
         config: Config,
         exporter: SpanExporter | None = None,
+        spool: Spool | None = None,
     ) -> None:
+        self._spool = spool
+        self._spool_backoff = FIRST_BACKOFF_S
+        self._spool_retry_at = 0.0
+        self._with_placements = False
+        """Whether the last request from disk carried placements; every other one does."""
         self._identity = identity
         self._metrics = metrics
         self._config = config
@@ -115,6 +125,8 @@ class OtlpEmitter:
         self._stop = threading.Event()
         self._deadline = float("inf")
         self._in_flight = 0
+        self._batch: list[StepRecord] = []
+        """What `_in_flight` counts, where nothing of it was found to be unsendable."""
         self._warned = False
         self._lost_at_close = False
         self._thread = threading.Thread(target=self._run, name="moetrace-export", daemon=True)
@@ -139,7 +151,7 @@ class OtlpEmitter:
         self._wake.set()
 
     def close(self, deadline_monotonic_s: float) -> bool:
-        """Send what is queued until the deadline; the rest is dropped and counted."""
+        """Send what is queued until the deadline; the rest goes to the spool, or is dropped and counted."""
         self._deadline = deadline_monotonic_s
         self._stop.set()
         self._full.set()
@@ -147,10 +159,14 @@ class OtlpEmitter:
         self._thread.join(max(0.0, deadline_monotonic_s - time.monotonic()))
         with self._lock:
             left = len(self._queue) + self._in_flight
+            rest = [*(self._batch if self._in_flight else ()), *self._queue]
             self._lost_at_close |= bool(self._placements)
             self._queue.clear()
             self._in_flight = 0
             self._metrics.queue_steps = 0
+        if left and self._spool is not None:
+            self._keep(rest)
+            left = 0
         if left:
             self._metrics.drop(DropReason.SHUTDOWN_DEADLINE, left)
         if not self._thread.is_alive():
@@ -164,13 +180,18 @@ class OtlpEmitter:
             logging.getLogger(logger_name).addFilter(silence)
         try:
             while True:
-                self._wake.wait(LONGEST_BACKOFF_S if self._placements else None)
+                self._wake.wait(self._pause_s())
                 self._wake.clear()
                 # A request costs more than what it carries: give the next steps a moment to join it.
                 self._full.wait(LINGER_S)
                 self._full.clear()
                 while batch := self._take():
-                    self._send(batch)
+                    if self._spool is not None and len(self._spool):
+                        self._keep_in_flight()
+                    else:
+                        self._send(batch)
+                if self._spool is not None:
+                    self._empty(self._spool)
                 if self._placements:
                     self._send([])
                 self._metrics.background_ns["export"] = time.thread_time_ns()
@@ -184,20 +205,22 @@ class OtlpEmitter:
         with self._lock:
             batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
             self._in_flight = len(batch)
+            self._batch = batch
             self._metrics.queue_steps = len(self._queue)
             return batch
 
     def _send(self, batch: list[StepRecord]) -> None:
         readable = self._encode(batch)
         backoff = FIRST_BACKOFF_S
-        for attempt in range(ATTEMPTS):
+        attempts = ATTEMPTS if self._spool is None else ATTEMPTS_BEFORE_SPOOL
+        for attempt in range(attempts):
             # Every other attempt goes without placements: one that is refused must not block the steps.
             if self._export_both(readable, with_placements=attempt % 2 == 0 or not readable):
                 self._metrics.exported[self.name] += self._settle()
                 return
             self._warn_once()
             pause = backoff * random.uniform(0.5, 1.5)
-            if attempt == ATTEMPTS - 1 or time.monotonic() + pause > self._deadline:
+            if attempt == attempts - 1 or time.monotonic() + pause > self._deadline:
                 break
             if self._stop.is_set():
                 time.sleep(pause)
@@ -205,10 +228,61 @@ class OtlpEmitter:
                 # Not the wake-up of `emit`: new records must not cut the pause short.
                 self._stop.wait(pause)
             backoff = min(backoff * 2, LONGEST_BACKOFF_S)
+        if self._spool is not None:
+            self._keep_in_flight()
+            return
         if lost := self._settle():
             stopping = self._stop.is_set()
             self._lost_at_close |= stopping
             self._metrics.drop(DropReason.SHUTDOWN_DEADLINE if stopping else DropReason.EXPORT_FAILED, lost)
+
+    def _keep_in_flight(self) -> None:
+        """Put the batch in hand on disk, unless `close` has."""
+        batch = self._batch
+        if self._settle():
+            self._keep(batch)
+            self._spool_retry_at = time.monotonic() + self._spool_backoff * random.uniform(0.5, 1.5)
+
+    def _keep(self, records: Sequence[StepRecord]) -> None:
+        assert self._spool is not None
+        identity = self._identity()
+        self._spool.append([_sent(record, identity) for record in records])
+        self._metrics.spooled_steps = len(self._spool)
+
+    def _empty(self, spool: Spool) -> None:
+        """Send from disk, oldest first, until it is empty or the collector does not take it."""
+        while len(spool) and self._spool_retry_at <= time.monotonic() < self._deadline:
+            found = spool.oldest(BATCH)
+            readable: list[ReadableSpan] = []
+            for one in found:
+                try:
+                    readable.append(_step_span(one))
+                except Exception as error:  # noqa: BLE001 - one bad record must not block those behind it
+                    self._metrics.drop(DropReason.INTERNAL_ERROR)
+                    self._identity().guard.caught("encode", error)
+            self._with_placements = not self._with_placements
+            if not self._export_both(readable, with_placements=self._with_placements):
+                self._warn_once()
+                self._spool_backoff = min(self._spool_backoff * 2, LONGEST_BACKOFF_S)
+                self._spool_retry_at = time.monotonic() + self._spool_backoff * random.uniform(0.5, 1.5)
+                return
+            spool.sent(len(found))
+            self._metrics.exported[self.name] += len(readable)
+            self._metrics.spooled_steps = len(spool)
+            self._spool_backoff = FIRST_BACKOFF_S
+            # Behind what is on disk, as long as there is anything.
+            while len(spool) and self._take():
+                self._keep_in_flight()
+                self._spool_retry_at = 0.0
+        self._metrics.spooled_steps = len(spool)
+
+    def _pause_s(self) -> float | None:
+        """Longest sleep without a new record; None for any."""
+        pause = LONGEST_BACKOFF_S if self._placements else None
+        if self._spool is not None and len(self._spool):
+            left = max(0.0, self._spool_retry_at - time.monotonic())
+            pause = left if pause is None else min(left, pause)
+        return pause
 
     def _settle(self) -> int:
         """How many records of the batch are this thread's to count: none where `close` has counted them."""
@@ -227,6 +301,7 @@ class OtlpEmitter:
                 with self._lock:
                     counted = self._in_flight > 0
                     self._in_flight -= counted
+                    self._batch = [one for one in self._batch if one is not record]
                 if counted:
                     self._metrics.drop(DropReason.INTERNAL_ERROR)
                 identity.guard.caught("encode", error)
@@ -302,19 +377,33 @@ class _SilenceThread(logging.Filter):
 
 def to_span(record: StepRecord, identity: Identity) -> ReadableSpan:
     """One record as a finished span with the derived trace and span ids."""
-    context = identity.context
+    return _step_span(_sent(record, identity))
+
+
+def _sent(record: StepRecord, identity: Identity) -> Sent:
+    return Sent(
+        record=record,
+        context=identity.context,
+        sample_period=identity.config.sample_period,
+        model_name=identity.model_name,
+        model_version=identity.config.model_version,
+    )
+
+
+def _step_span(sent: Sent) -> ReadableSpan:
+    record, context = sent.record, sent.context
     trace = trace_id(context.run_id, record.step)
     return _span(
         spans.MOE_STEP,
-        identity,
+        context,
         trace=trace,
         span=span_id(trace, context.rank, record.microbatch),
         attributes=span_attributes(
             record,
             context,
-            sample_period=identity.config.sample_period,
-            model_name=identity.model_name,
-            model_version=identity.config.model_version,
+            sample_period=sent.sample_period,
+            model_name=sent.model_name,
+            model_version=sent.model_version,
         ),
         start_ns=record.start_unix_ns,
         duration_ns=record.duration_ns,
@@ -327,7 +416,7 @@ def to_placement_span(record: PlacementRecord, identity: Identity) -> ReadableSp
     trace = trace_id(context.run_id, record.step)
     return _span(
         spans.MOE_PLACEMENT,
-        identity,
+        context,
         trace=trace,
         span=placement_span_id(trace, record.version, context.rank),
         attributes=placement_attributes(record, context),
@@ -338,7 +427,7 @@ def to_placement_span(record: PlacementRecord, identity: Identity) -> ReadableSp
 
 def _span(
     name: str,
-    identity: Identity,
+    context: RankContext,
     *,
     trace: int,
     span: int,
@@ -346,7 +435,6 @@ def _span(
     start_ns: int,
     duration_ns: int,
 ) -> ReadableSpan:
-    context = identity.context
     return ReadableSpan(
         name=name,
         context=SpanContext(trace, span, is_remote=False, trace_flags=TraceFlags(1)),

@@ -78,6 +78,7 @@ class _SelfCollector(Collector):
         )
         spent = {thread: used_ns / 1e9 for thread, used_ns in m.background_ns.items()}
         yield _counter(catalogue.SELF_BACKGROUND_SECONDS_TOTAL, spent)
+        yield _gauge(catalogue.SELF_SPOOLED_STEPS, m.spooled_steps)
 
 
 def _counter(spec: catalogue.MetricSpec, values: Mapping[Any, float]) -> CounterMetricFamily:

@@ -124,6 +124,7 @@ class TracedCounter:
     """A moetrace.adapters.base.RouteCounter that writes count ops into the graph."""
 
     traced = True
+    checking = False
 
     def __init__(self, key: int) -> None:
         self._key = key

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class RecomputeCounter:
     """Notes pairs that activation recompute sees again, apart from those of the forward."""
 
+    checking = False
+
     def __init__(self, counter: Any) -> None:
         self._counter = counter
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from moetrace.instrument.patches import Patches, mark_wrapper
+from moetrace.record.assembler import STREAM_SHIFT
 from moetrace.record.buffer import StepBuffer
 from moetrace.record.replays import REPLAY, CapturedGraph, Replay
 from moetrace.timing.capture import CaptureGate
@@ -35,6 +36,7 @@ class _GraphTrack:
         self._device = device
         self._capacity = capacity
         self.events: list[Any] = []
+        self.streams: list[int] = []
         self.mark: Callable[[], int] = self._record
 
     def _record(self) -> int:
@@ -43,6 +45,7 @@ class _GraphTrack:
         event = self._device.new_graph_event()
         event.record()
         self.events.append(event)
+        self.streams.append(self._device.stream())
         return len(self.events) - 1
 
 
@@ -122,9 +125,10 @@ class GraphMarks:
         tracer.buffer, self._set_aside = self._set_aside, None
         if buffer is None:
             return
-        events = cast(_GraphTrack, buffer.track).events
+        track = cast(_GraphTrack, buffer.track)
+        events, order = track.events, list(dict.fromkeys(track.streams))
         marks = [
-            (site, events[start], events[end], flags)
+            (site, events[start], events[end], flags | order.index(track.streams[end]) << STREAM_SHIFT)
             for site, start, end, flags in buffer.intervals()
             if start >= 0 and end >= 0
         ]

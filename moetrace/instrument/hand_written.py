@@ -75,7 +75,7 @@ def _wrap_part(
     site = installer.tracer.sites.add(Site(role, phase, layer, f"wrap.{name}[{layer}]", alone=True))
 
     def make(current: Callable[..., Any]) -> Callable[..., Any]:
-        current = installer.with_range(current, installer.tracer.sites.sites[site])
+        current = installer.with_range(current, site)
         return timed(current, installer.tracer, site, observe=observe)
 
     if not is_module:

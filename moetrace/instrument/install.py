@@ -169,7 +169,9 @@ class Installer:
         self.tracer.set_count_sites(count_sites, _device_of(model))
         if isinstance(self._nvtx, str):
             skipped.append(("nvtx ranges", self._nvtx))
-        if not compiled.AVAILABLE:
+        if not self.tracer.config.compiled:
+            skipped.append(("compiled graphs", "switched off (compiled=False): nothing is recorded there"))
+        elif not compiled.AVAILABLE:
             skipped.append(
                 ("compiled graphs", "this torch keeps no marks in them: nothing is recorded there")
             )
@@ -204,7 +206,7 @@ class Installer:
         site = tracer.sites.add(Site(target.role, target.phase, target.layer, target.name, target.per_step))
 
         def make(current: Callable[..., Any]) -> Callable[..., Any]:
-            current = self.with_range(current, tracer.sites.sites[site])
+            current = self.with_range(current, site)
             if target.call is Call.LAUNCH:
                 return timed_launch(current, tracer, site, handle_of)
             if target.call is Call.RECEIVE:
@@ -219,15 +221,23 @@ class Installer:
         patches.replace(target.owner, target.attribute, make)
         patches.sites[site] = (target.owner, target.attribute)
 
-    def with_range(self, function: Callable[..., Any], site: Site) -> Callable[..., Any]:
-        """The callable in an NVTX range, where those were asked for and can be had."""
-        if not self.tracer.config.nvtx:
-            return function
-        from moetrace.instrument.nvtx import label_of, nvtx_functions, ranged
+    def with_range(self, function: Callable[..., Any], number: int) -> Callable[..., Any]:
+        """The callable with its launches named to profilers, where that was asked for and can be had."""
+        config, site = self.tracer.config, self.tracer.sites.sites[number]
+        if config.kernels:
+            from moetrace.instrument.cupti_source import LaunchIds
+            from moetrace.instrument.nvtx import ranged
 
-        if self._nvtx is None:
-            self._nvtx = nvtx_functions()
-        return function if isinstance(self._nvtx, str) else ranged(function, label_of(site), *self._nvtx)
+            ids = LaunchIds(number)
+            function = ranged(function, site.name, ids.push, ids.pop)
+        if config.nvtx:
+            from moetrace.instrument.nvtx import label_of, nvtx_functions, ranged
+
+            if self._nvtx is None:
+                self._nvtx = nvtx_functions()
+            if not isinstance(self._nvtx, str):
+                function = ranged(function, label_of(site), *self._nvtx)
+        return function
 
     def _place_count(self, patches: Patches, target: Target, count: Count, index: int) -> None:
         source_side = target.count_kind not in (CountKind.RECEIVED, CountKind.EXECUTED)

@@ -7,7 +7,7 @@ import weakref
 from typing import Any
 
 NOBODY = 0
-"""The key of a wrapper that was retired."""
+"""The key of a wrapper that leaves no marks in graphs: retired, or switched off."""
 
 _recorders: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _keys: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -15,7 +15,9 @@ _next_key = itertools.count(NOBODY + 1)
 
 
 def key_of(recorder: Any) -> int:
-    """The number of a recorder; given at the first question."""
+    """The number of a recorder, given at the first question; NOBODY for one that wants no marks in graphs."""
+    if not getattr(recorder, "marks_in_graphs", True):
+        return NOBODY
     key = _keys.get(recorder)
     if key is None:
         key = next(_next_key)

@@ -10,11 +10,13 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from moetrace.record.replays import Replay
 from moetrace.timing.clock import Clock
 from moetrace_schemas.enums import ForwardMode
+
+if TYPE_CHECKING:
+    from moetrace.record.replays import Replay
 
 WIDTH = 4
 """Numbers per interval: site, start mark, end mark, flags."""

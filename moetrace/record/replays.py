@@ -11,12 +11,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from moetrace.record.buffer import TICKET_SHIFT
 from moetrace.record.sites import STEP_LEVEL, Role, Site
 from moetrace.timing.clock import Track
 from moetrace_schemas.columns import RowFlag
 from moetrace_schemas.enums import SkipReason
 
 _CAPTURED = int(RowFlag.CAPTURED)
+_TICKETS = 1 << 16
+"""More exchanges in flight than one graph launches."""
 REPLAY = Site(Role.LAYER, layer=STEP_LEVEL, name="CUDAGraph.replay", per_step=False)
 """A layer of which no part is seen: it shows as `fused`."""
 
@@ -26,7 +29,7 @@ class CapturedGraph:
     """What was wrapped when a graph was captured."""
 
     marks: list[tuple[int, Any, Any, int]] = field(default_factory=list)
-    """(site, start event, end event, flags) of each call."""
+    """(site, start event, end event, flags with ticket and stream above) of each call."""
     replays: int = 0
     """Launched so far; the events hold the times of the last one."""
     counter: Any = None
@@ -54,10 +57,10 @@ def replayed_calls(
     Each is (site number, start ns, end ns, flags).
     """
     result: list[tuple[int, int, int, int]] = []
-    for replay in replays:
+    for number, replay in enumerate(replays, 1):
         if replay.start_mark < 0 or replay.end_mark < 0:
             continue
-        inner = _inner(replay, track)
+        inner = _inner(replay, track, number)
         if inner is None:
             skipped[SkipReason.CUDA_GRAPH] += 1
             start, end = track.nanoseconds(replay.start_mark), track.nanoseconds(replay.end_mark)
@@ -67,13 +70,14 @@ def replayed_calls(
     return result
 
 
-def _inner(replay: Replay, track: Track) -> list[tuple[int, int, int, int]] | None:
+def _inner(replay: Replay, track: Track, number: int) -> list[tuple[int, int, int, int]] | None:
+    """Calls of the step's `number`th replay; None where they cannot be told apart."""
     graph = replay.graph
     if graph is None or not graph.marks or graph.replays != replay.number:
         return None
     try:
         calls = [
-            (site, track.until(start), track.until(end), flags | _CAPTURED)
+            (site, track.until(start), track.until(end), _flags(flags, number))
             for site, start, end, flags in graph.marks
         ]
     except RuntimeError:
@@ -81,3 +85,9 @@ def _inner(replay: Replay, track: Track) -> list[tuple[int, int, int, int]] | No
         return None
     # A launch while they were read.
     return calls if graph.replays == replay.number else None
+
+
+def _flags(flags: int, number: int) -> int:
+    """Flags of a captured call; tickets of one replay are none of another's, nor of the step's own."""
+    has_ticket = flags >> TICKET_SHIFT & (_TICKETS - 1)
+    return flags | _CAPTURED | (number * _TICKETS << TICKET_SHIFT if has_ticket else 0)

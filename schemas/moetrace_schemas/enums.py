@@ -167,6 +167,10 @@ class DropReason(StrEnum):
     """A fault of the tracer itself; see moetrace_self_errors_total."""
     EVENT_POOL_EMPTY = "event_pool_empty"
     """A step needed more device events than its pool holds; it was dropped as a whole."""
+    SPOOL_FULL = "spool_full"
+    """The spool on disk was full; its oldest steps gave way."""
+    SPOOL_FAILED = "spool_failed"
+    """The disk of the spool did not take or give it."""
 
 
 class SkipReason(StrEnum):
@@ -398,6 +402,8 @@ DROP_REASON_BY_CODE: dict[int, DropReason] = {
     6: DropReason.STEP_ABORTED,
     7: DropReason.INTERNAL_ERROR,
     8: DropReason.EVENT_POOL_EMPTY,
+    9: DropReason.SPOOL_FULL,
+    10: DropReason.SPOOL_FAILED,
 }
 """Wire code -> DropReason."""
 DROP_REASON_CODE: dict[DropReason, int] = {member: code for code, member in DROP_REASON_BY_CODE.items()}

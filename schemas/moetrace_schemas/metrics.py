@@ -89,6 +89,14 @@ SELF_EXPORT_QUEUE_STEPS = MetricSpec(
     max_series=1,
     side="library",
 )
+SELF_SPOOLED_STEPS = MetricSpec(
+    name="moetrace_self_spooled_steps",
+    kind="gauge",
+    help="Steps on this rank's disk that wait for the collector to come back.",
+    labels=(),
+    max_series=1,
+    side="library",
+)
 PHASE_DURATION_SECONDS = MetricSpec(
     name="moetrace_phase_duration_seconds",
     kind="histogram",
@@ -652,6 +660,7 @@ ALL: tuple[MetricSpec, ...] = (
     SELF_SEEN_SITES,
     SELF_ROUTING_VIOLATIONS_TOTAL,
     SELF_EXPORT_QUEUE_STEPS,
+    SELF_SPOOLED_STEPS,
     PHASE_DURATION_SECONDS,
     STEP_DURATION_SECONDS,
     SELF_MODEL_THREAD_SECONDS_TOTAL,

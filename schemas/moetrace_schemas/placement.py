@@ -25,11 +25,13 @@ EMPTY = -1
 MAX_VERSION = 2**31 - 1
 MAX_LAYERS = 4_096
 MAX_EXPERTS = 65_536
-MAX_CELLS = 4_194_304
-"""Slots over all layers: 1,024 layers x 4,096 slots."""
+MAX_CELLS = 1_048_576
+"""Slots over all layers: 256 layers x 4,096 slots."""
 MAX_TEXT = 256
 """Characters of a policy version or a service name."""
-MAX_WEIGHTS = 4_096
+MAX_WEIGHTS = 256
+MAX_WEIGHT_NAME = 64
+"""Characters; all digests together ride in one attribute of at most 64 KiB."""
 MAX_BYTES = 2**53
 MAX_SLOWDOWN = 0.10
 """Default of the most that p95 may rise, as a part of it."""
@@ -205,12 +207,19 @@ class PlacementTerms:
         self._check_weights()
 
     def _check_weights(self) -> None:
+        if not isinstance(self.weight_digests, Mapping):
+            raise PlacementError("placement weight_digests: name to hex digest expected")
         if len(self.weight_digests) > MAX_WEIGHTS:
             raise PlacementError(
                 f"placement weight_digests: {len(self.weight_digests)} given, at most {MAX_WEIGHTS}"
             )
         for name, digest in self.weight_digests.items():
-            if not isinstance(name, str) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+            if not isinstance(name, str) or len(name) > MAX_WEIGHT_NAME:
+                raise PlacementError(
+                    f"placement weight_digests: names of at most {MAX_WEIGHT_NAME} characters expected, got "
+                    f"{str(name)[:80]!r}"
+                )
+            if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
                 raise PlacementError(
                     f"placement weight_digests[{name!r}]={digest!r}: 8 to 128 lower-case hex digits expected"
                 )

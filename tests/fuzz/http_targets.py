@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import re
 from collections import Counter
 from typing import Any
 from urllib.parse import unquote
@@ -36,6 +37,10 @@ from moetrace_schemas.enums import QueryFailure, RefuseReason
 
 READ, INGEST = "r" * 32, "i" * 32
 LIMITS = QueryLimits(timeout_s=1.0, max_memory_bytes=2**28, max_result_rows=1_000, max_result_bytes=2**20)
+
+
+_TARGET, _METHOD = re.compile(rb"[\x21-\x7e]+"), re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+"""What h11 lets through."""
 
 
 class _Checked:
@@ -72,8 +77,10 @@ class HttpTarget:
         self._loop = asyncio.new_event_loop()
         atexit.register(self._loop.close)
         otlp = otlp_http.OtlpHttpReceiver(handler, max_body_bytes=100_000, max_decompressed_bytes=200_000)
+        app = Starlette(routes=[otlp.route(), *views.routes()])
+        app.router.redirect_slashes = False
         self._app = AccessGate(
-            Starlette(routes=[otlp.route(), *views.routes()]),
+            app,
             control=AccessControl(
                 tokens=TokenBook(file=None, environment=f"a ingest {INGEST};b read {READ}"),
                 limiter=RateLimiter(per_second=0.0, burst=1, clock_ns=lambda: 0),
@@ -101,6 +108,9 @@ class HttpTarget:
         head, _, body = data.partition(b"\n\n")
         first, *lines = head.split(b"\n")
         method, _, target = first.partition(b" ")
+        if _TARGET.fullmatch(target) is None or _METHOD.fullmatch(method) is None:
+            # So far it does not come: h11 answers 400.
+            return "not http"
         path, _, query = target.partition(b"?")
         headers = []
         for line in lines[:50]:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from fuzz import importer_targets, wire_targets
 from fuzz.http_targets import HttpTarget, SqlTarget
 from fuzz.text_targets import ConfigTarget, GuardTarget, TokenTarget
+from fuzz.wal_targets import WalTarget, has_log
 
 
 class Target(Protocol):
@@ -44,8 +45,10 @@ class Share:
 
 
 def all_targets() -> list[Share]:
-    """Every target; the shares add up to a thousand."""
+    """Every target; the shares add up to a thousand and what the log gets."""
+    log = [Share(target=WalTarget(), per_mille=60)] if has_log() else []
     return [
+        *log,
         Share(target=wire_targets.OtlpBodyTarget(), per_mille=160),
         Share(target=wire_targets.JsonBodyTarget(), per_mille=120),
         Share(target=wire_targets.SpanTarget(), per_mille=120),

@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,14 +71,16 @@ def prometheus(
     targets: dict[str, str],
     rule_files: Sequence[Path],
     alertmanager_address: str | None = None,
+    scrape: Mapping[str, Any] | None = None,
 ) -> Iterator[Prometheus]:
-    """Scrapes job -> host:port every second and evaluates the rules as often."""
+    """Scrapes job -> host:port every second, with `scrape` in each job's entry; evaluates rules as often."""
     directory.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(path) for path in rule_files],
         "scrape_configs": [
-            {"job_name": job, "static_configs": [{"targets": [target]}]} for job, target in targets.items()
+            {"job_name": job, "static_configs": [{"targets": [target]}], **(scrape or {})}
+            for job, target in targets.items()
         ],
     }
     if alertmanager_address:

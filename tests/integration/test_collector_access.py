@@ -154,6 +154,10 @@ def test_commands_read_with_a_token_of_the_environment(
     process: CollectorProcess, files: Certificates, tmp_path: Path
 ) -> None:
     """Query, report and top need token and authority in the environment, and say which is missing."""
+    assert ask(process, files, "/v1/traces", INGEST, request(RUN.step(7)).SerializeToString())[0] == 200
+    stored, deadline = "/?query=SELECT%20count()%3E0%20FROM%20step_verdicts", time.monotonic() + 20
+    while ask(process, files, stored, READ)[1] != "1\n" and time.monotonic() < deadline:
+        time.sleep(0.05)
     secret = tmp_path / "token"
     secret.write_text(f"{READ}\n")
     sql = ("query", "SELECT 1 AS one", "--format", "CSV", "--url", address(process))
@@ -226,6 +230,22 @@ def test_a_rank_without_a_token_says_what_is_missing(process: CollectorProcess, 
     out, said = rank({"ENDPOINT": address(process), "SETTINGS": repr(settings)})
     assert out == "0 {'shutdown_deadline': 1}"
     assert "it answers 401: give a token with scope ingest by token_file" in said
+
+
+def test_a_rank_with_a_certificate_gets_into_a_collector_that_wants_one(
+    files: Certificates, tmp_path: Path
+) -> None:
+    """Mutual TLS without tokens: with client_certificate and client_key a step arrives, without them none."""
+    with collector(
+        tmp_path / "run",
+        "--tls-certificate", str(files.certificate), "--tls-key", str(files.key),
+        "--tls-client-ca", str(files.ca),
+    ) as process:  # fmt: skip
+        settings = {"ca_file": str(files.ca), "shutdown_timeout_s": 3.0}
+        own = {"client_certificate": str(files.client_certificate), "client_key": str(files.client_key)}
+        for given, exported in (({**settings, **own}, "1"), (settings, "0")):
+            out, said = rank({"ENDPOINT": process.http_address, "SETTINGS": repr(given)})
+            assert out.split()[0] == exported, said
 
 
 def rank(variables: dict[str, str]) -> tuple[str, str]:

@@ -95,18 +95,19 @@ def sending() -> Iterator[Senders]:
 def test_kills_at_random_points_under_load_lose_nothing_acknowledged(tmp_path: Path) -> None:
     """SIGKILL again and again while four ranks send: in the end every acknowledged rank step is stored.
 
-    Each step has all its ranks, and the step that spans a kill is complete as every other.
+    Each step has all its ranks, and the step that spans a kill is complete as every other. Ranks are waited
+    for without end here, so that only a loss can make one missing.
     """
     chance = random.Random(7)
     with sending() as senders:
         for _ in range(NUM_KILLS):
-            with collector(tmp_path) as process:
+            with collector(tmp_path, "--join-timeout-s", "600") as process:
                 senders.process = process
                 senders.wait_for(len(senders.acknowledged) + chance.randrange(1, 200))
                 assert_law(process)
                 process.process.kill()
                 process.process.wait()
-        with collector(tmp_path) as process:
+        with collector(tmp_path, "--join-timeout-s", "600") as process:
             senders.process = process
             senders.wait_for(len(senders.acknowledged) + 40)
             senders.stop.set()
@@ -318,11 +319,19 @@ def test_a_grpc_message_beyond_grpcs_own_limit_is_counted(tmp_path: Path) -> Non
         assert process.metric("moetrace_collector_rejected_total") == 1
 
 
-def test_without_a_log_a_kill_loses_what_was_not_stored_and_says_so_nowhere_else(tmp_path: Path) -> None:
-    """`--wal off` works as documented: no file is written, and a stop still loses nothing."""
+def test_without_a_log_nothing_is_written_and_one_that_was_left_behind_is_named(tmp_path: Path) -> None:
+    """`--wal off` makes no file, a stop still loses nothing, and an old log is neither read nor forgotten."""
     with collector(tmp_path, "--wal", "off") as process:
         for step in range(3):
             assert process.send(request(RUN.step(step))).status == 200
         assert process.terminate() == 0
     assert not (tmp_path / "wal").exists()
     assert rows(tmp_path, "SELECT count() AS n FROM step_verdicts") == [{"n": 3}]
+    with collector(tmp_path) as process:
+        assert process.send(request(RUN.step(3)[:2])).status == 200
+        process.process.kill()
+        process.process.wait()
+    with collector(tmp_path, "--wal", "off") as process:
+        assert process.terminate() == 0
+        assert process.process.stderr is not None
+        assert "wal holds 1 requests that may not be stored" in process.process.stderr.read()

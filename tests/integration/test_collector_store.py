@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from integration.collector_process import ROOT, environment, moetrace, rows
+from moetrace_collectors.ledger import ledger_rows
 from moetrace_collectors.sinks import clickhouse_rows
 from moetrace_collectors.testing import SyntheticRun
 from moetrace_schemas.clickhouse.render import migrations
@@ -117,6 +118,10 @@ def test_rows_fill_every_column_of_their_tables() -> None:
     ):
         assert list(written.names) == tables[written.table]
         filled.add(written.table)
+    # The ledger is written row by row, in an order of its own.
+    assert set(ledger_rows.LEDGER_COLUMNS) == set(tables[ledger_rows.LEDGER_TABLE])
+    assert list(ledger_rows.SLOT_COLUMNS) == tables[ledger_rows.SLOTS_TABLE]
+    filled |= {ledger_rows.LEDGER_TABLE, ledger_rows.SLOTS_TABLE}
     assert tables.keys() - filled == {"schema_migrations"}
 
 
@@ -134,7 +139,7 @@ def test_print_shows_what_would_run() -> None:
         (("migrate",), "which store? give --dir DIR, --dsn DSN, or --print"),
         (("migrate", "--dsn", "nonsense"), "store dsn 'nonsense'"),
         (("migrate", "--print", "--database", "a b"), "database 'a b'"),
-        (("collect", "--host", "0.0.0.0"), "this version has neither TLS nor tokens"),
+        (("collect", "--host", "0.0.0.0"), "add tls_certificate and tls_key, and token_file"),
         (("collect", "--http-port", "99999"), "http_port = 99999: 0 to 65535 expected"),
         (("collect", "--config", "/nowhere.toml"), "cannot read /nowhere.toml"),
         (("collect", "--dir", "/proc/nowhere", "--http-port", "0"), "cannot write to /proc/nowhere"),

@@ -16,9 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
 
 from integration.collector_process import ROOT, CollectorProcess, collector
 from integration.prometheus_process import PROMETHEUS, Prometheus, free_port, prometheus
+from ledger_builders import EVEN, placement_span, report
 from moetrace_collectors.model import ExpertCounts, RankStep
 from moetrace_collectors.testing import SyntheticRun, request
 from moetrace_dashboards.build import GENERATED
@@ -44,8 +47,14 @@ VARIABLES = {
     "$layer": "(0|1)",
     "$model_version": ".*",
 }
-QUIET_WHEN_HEALTHY = {"Store trouble", "Tracer: steps dropped", "Tracer: faults"}
-"""Panels of counters that do not exist until something is wrong; promtool tests have them with data."""
+QUIET_WHEN_HEALTHY = {
+    "Store trouble",
+    "Tracer: steps dropped",
+    "Tracer: faults",
+    "Changes judged in an hour",
+    "Routing that contradicts itself, by reason",
+}
+"""Panels of counters that do not exist until something happens; promtool tests have them with data."""
 
 
 def expand(expr: str) -> str:
@@ -91,6 +100,8 @@ def rank_steps(step: int, placement: int) -> list[RankStep]:
 
 def feed(process: CollectorProcess, until: threading.Event) -> None:
     """Send steps at an even pace."""
+    announced = ScopeSpans(spans=[placement_span(report(4, EVEN, run_id="r"))])
+    process.send(ExportTraceServiceRequest(resource_spans=[ResourceSpans(scope_spans=[announced])]))
     started, step = time.monotonic(), 0
     while not until.wait(max(0.0, started + step / STEPS_PER_S - time.monotonic())):
         # By time and not by step: a loaded machine sends fewer steps until the tests ask.

@@ -24,10 +24,12 @@ from moetrace_collectors.model import ExpertCounts, RankStep
 from moetrace_collectors.testing import SyntheticRun, request
 from moetrace_schemas.enums import COUNT_KIND_CODE, CountKind
 
-from .collector_process import CollectorProcess, collector
+from .collector_process import CollectorProcess, collector, moetrace
 
 RUN = SyntheticRun(run_id="moved", world_size=4, num_layers=2, num_experts=8, jitter_ns=200_000)
 SLOWER = replace(RUN, slow_rank=1, slow_ns=1_500_000)
+CANARY = replace(RUN, run_id="canary", slow_rank=0, slow_ns=1_000_000)
+CANARY_STEPS = 120
 CHANGED_AT = 150
 STEPS = 320
 ROUTED = COUNT_KIND_CODE[CountKind.ROUTED]
@@ -83,7 +85,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProce
                 for each in sent:
                     post(process, placement_span(each, PLACEMENT_EXPERT_BYTES=1000, PLACEMENT_PROPOSER="b"))
             assert process.post(request(ranks_of(step)).SerializeToString()).status == 200
-        wait_for(process, "SELECT count() AS n FROM step_verdicts FINAL", STEPS)
+        for step in range(CANARY_STEPS):
+            assert process.post(request(CANARY.step(step)).SerializeToString()).status == 200
+        wait_for(process, "SELECT count() AS n FROM step_verdicts FINAL", STEPS + CANARY_STEPS)
         wait_for(process, "SELECT count() AS n FROM placement_ledger WHERE event = 'judged'", 1)
         yield process
 
@@ -203,6 +207,20 @@ def test_two_pools_are_compared_at_the_same_time(
     assert (code, found["verdict"]) == (0, "accepted")
 
 
+def test_two_runs_are_compared_at_the_same_time(
+    running: CollectorProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A slower canary beside the run that serves, over the time that both ran."""
+    code, found = document(
+        capsys, "placement_comparison.schema.json", "placement", "compare", "--url", running.http_address,
+        "--run", "moved", "--canary", "canary",
+    )  # fmt: skip
+    assert (code, found["verdict"], found["rollback_version"]) == (1, "regressed", None)
+    assert found["sentence"].startswith("regressed -> roll back to run moved")
+    (mode,) = found["modes"]
+    assert (mode["steps_before"], mode["steps_after"]) == (CANARY_STEPS, CANARY_STEPS)
+
+
 def test_a_proposal_is_recorded_through_the_running_collector(
     running: CollectorProcess, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -254,6 +272,8 @@ def test_a_replay_is_recorded_and_scored_in_the_shadow(
         running.http_address, "--propose", str(path), "--planner", "eplb", "--last", "50",
     )  # fmt: skip
     assert (code, found["steps"]) == (0, 50)
+    # What ran is what was announced, not experts in order.
+    assert not any("today's placement" in assumed for assumed in found["assumptions"])
     assert sum(found["today"]["rank_loads"][0]) == pytest.approx(sum(found["proposed"]["rank_loads"][0]))
     code, out = command(
         capsys, "placement", "record", str(path), "--planner", "eplb", "--url", running.http_address,
@@ -330,7 +350,41 @@ def test_counts_of_slots_are_stored_as_counts_of_experts(tmp_path: Path) -> None
             [1, 1, 1, 1, 1, 1, 1, 12],
             [12, 1, 1, 1, 1, 1, 1, 1],
         ]
+        # An epoch whose map nobody announced stays as it came, and readers are told.
+        process.post(counted(4, 9))
+        wait_for(process, "SELECT uniqExact(step) AS n FROM step_verdicts WHERE run_id = 'slots'", 4)
+        done = moetrace("load", "--run", "slots", "--url", process.http_address, "--json")
+        assert done.returncode == 0, done.stderr
+        warnings = json.loads(done.stdout)["warnings"]
+        assert any("8 under version 1, 8 under version 2, 12 under version 9" in text for text in warnings)
         assert process.terminate() == 0
+
+
+def test_without_a_collector_the_store_is_written_to_itself(tmp_path: Path) -> None:
+    """A record in force and a proposal after it, linked behind what the collector wrote."""
+    directory = tmp_path / "run"
+    with collector(directory) as process:
+        post(process, placement_span(report(1, EVEN, run_id="r")))
+        assert process.terminate() == 0
+    record = tmp_path / "record.json"
+    for version, rows, extra in ((2, SWAPPED, {"in_force_from_step": 7}), (3, EVEN, {})):
+        told = {"ranks": 4, "physical_to_logical": rows, "version": version, "run_id": "r", **extra}
+        record.write_text(json.dumps(told))
+        done = moetrace("placement", "record", str(record), "--dir", str(directory), "--json")
+        assert done.returncode == 0, done.stderr
+        row = json.loads(done.stdout)
+        assert (row["sequence"], row["previous_version"]) == (version - 1, version - 1)
+        assert row["experts_copied"] == 2
+    listed = json.loads(moetrace("placement", "list", "--dir", str(directory), "--json").stdout)["rows"]
+    assert [(row["event"], row["step"]) for row in listed] == [
+        ("announced", 0), ("announced", 7), ("proposed", None),
+    ]  # fmt: skip
+    assert moetrace("placement", "verify", "--dir", str(directory)).returncode == 0
+    shown = moetrace("placement", "show", "--version", "2", "--dir", str(directory)).stdout
+    assert json.loads(shown[shown.index("{") :])["rows"][0]["document"]["migration"]["moves"] == [
+        [0, 0, 1],
+        [0, 2, 0],
+    ]
 
 
 def test_a_changed_row_is_named(tmp_path: Path) -> None:

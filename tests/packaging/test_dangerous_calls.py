@@ -33,11 +33,20 @@ REVIEWED = {
     ("migrate.py", "database"): "a plain name: check_identifier",
     ("offline/nsys.py", "quoted"): "column names of this module that the table has",
     ("offline/nsys.py", "table"): "table names of this module",
+    ("views/browse_queries.py", "order"): "a value of STEP_ORDERS of this module",
+    ("views/browse_queries.py", "column"): "written in this module",
+    ("views/browse_queries.py", "kind"): "written in this module",
     ("queries/sql.py", "columns"): "of this module, at build time",
     ("queries/sql.py", "table"): "of this module, at build time",
     ("queries/sql.py", "where"): "of this module, at build time",
 }
 """(end of the path, what is put into a text that looks like SQL): why it is no input."""
+
+ASK_BY_THEMSELVES = (
+    "access/client.py",
+    "demo_processes.py",  # health of its own collector on loopback
+    "doctor/checklist.py",  # Prometheus
+)
 
 
 def where(path: Path, node: ast.AST) -> str:
@@ -137,6 +146,21 @@ def test_what_was_reviewed_is_still_there() -> None:
         if str(path).endswith(end) and ast.unparse(part) == text
     }
     assert seen == set(REVIEWED)
+
+
+def test_collectors_are_asked_with_what_the_environment_says() -> None:
+    """A command that opened an address by itself would show no token, and know no authority."""
+    by_themselves = [
+        where(path, node)
+        for path, node in nodes()
+        if path.is_relative_to(ROOT / "collectors")
+        and isinstance(node, ast.Call)
+        and ast.unparse(node.func).endswith("urlopen")
+        and not str(path).endswith(ASK_BY_THEMSELVES)
+    ]
+    assert by_themselves == [], (
+        "use moetrace_collectors.access.client: client_access().open(request, timeout_s=...)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from moetrace_collectors.access.scopes import Scope
 from moetrace_collectors.errors import UsageError
 
 TOKEN = "MOETRACE_TOKEN"
@@ -93,14 +94,14 @@ def client_access(environment: Mapping[str, str] | None = None) -> ClientAccess:
     )
 
 
-def explain(url: str, error: Exception) -> str | None:
+def explain(url: str, error: Exception, *, scope: Scope = Scope.READ) -> str | None:
     """One line of what to do about an answer or failure that is about access; None where it is not."""
     if isinstance(error, urllib.error.HTTPError):
         if error.code != 401:
             return None
         text = error.read().decode(errors="replace").strip().splitlines()
         said = text[0][:200] if text else "HTTP 401"
-        return f"{url} says: {said}; set {TOKEN_FILE} (or {TOKEN}) to a token with scope read"
+        return f"{url} says: {said}; set {TOKEN_FILE} (or {TOKEN}) to a token with scope {scope}"
     reason = getattr(error, "reason", error)
     if isinstance(reason, ssl.SSLCertVerificationError):
         return (

@@ -60,11 +60,6 @@ class AccessControl:
         self._limiter = limiter
         self._on_refused = on_refused
 
-    @property
-    def needs_token(self) -> bool:
-        """Whether tokens are asked for."""
-        return self._tokens is not None
-
     def check_rate(self, client: str) -> Refusal | None:
         """A refusal where this client asks too often."""
         wait_s = self._limiter.wait_s(client)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -17,6 +18,8 @@ from moetrace_collectors.store import INSTALL
 
 HELP = "receive steps from ranks, join and judge them, store and serve the result"
 ALIVE_CHECK_S = 0.5
+OWN_FILES = 512
+"""Files and sockets beside HTTP connections: store, logs, gRPC."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,6 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         from moetrace_collectors.pipeline import Pipeline
     except ImportError as error:
         raise UsageError(f"collect needs {error.name}: {INSTALL}") from error
+    _allow_open_files(config.max_connections + OWN_FILES)
     stop, reread = threading.Event(), threading.Event()
     pipeline = Pipeline(config)
     # Behind the store, whose engine installs handlers of its own. Further signals change nothing: the
@@ -134,6 +138,18 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 0 if healthy and pipeline.num_lost_rows == 0 and not pipeline.is_log_behind else 1
+
+
+def _allow_open_files(wanted: int) -> None:
+    """Raise this process's own limit, where it may, to what its bound on connections needs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        logging.getLogger(__name__).warning(
+            "max_connections needs %d open files, this process may have %d: raise ulimit -n", wanted, allowed
+        )
 
 
 def _ready(http_address: str, grpc_address: str, config: CollectorConfig) -> str:

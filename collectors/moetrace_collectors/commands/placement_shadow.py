@@ -7,13 +7,18 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from moetrace_collectors.ledger.arguments import open_store
 from moetrace_collectors.load.source_arguments import (
     add_source_arguments,
     positive,
     positive_number,
     read_loads,
 )
+
+if TYPE_CHECKING:
+    from moetrace_schemas.placement import PlacementMap
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         UsageError: nothing to read, or the proposal does not fit the traffic.
     """
     from moetrace_collectors.ledger.record_file import read_record
-    from moetrace_collectors.ledger.transition import as_placement
+    from moetrace_collectors.ledger.transition import placement_of_layers
     from moetrace_collectors.load.analysis import fit_placement
     from moetrace_collectors.load.placement_file import read_placement
     from moetrace_collectors.load.routes_file import read_coactivation
@@ -62,6 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
     today = None
     if arguments.placement is not None:
         today = read_placement(arguments.placement, num_experts=num_experts, num_ranks=mapping.num_ranks)
+    elif arguments.path is None:
+        in_force = _in_force(arguments)
+        today = None if in_force is None else placement_of_layers(in_force, series.layers.tolist())
     coactivation = None
     if arguments.routes is not None:
         coactivation = read_coactivation(arguments.routes, num_experts=num_experts)
@@ -80,7 +88,10 @@ def run(arguments: argparse.Namespace) -> int:
         series, request, today=today, coactivation=coactivation, clock=time.monotonic
     )
     proposed = fit_placement(
-        as_placement(mapping), num_layers=num_layers, num_experts=num_experts, num_ranks=request.num_ranks
+        placement_of_layers(mapping, series.layers.tolist()),
+        num_layers=num_layers,
+        num_experts=num_experts,
+        num_ranks=request.num_ranks,
     )
     found = shadow(case, proposed)
     told = {"assumptions": assumptions, "warnings": warnings}
@@ -89,3 +100,12 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         sys.stdout.write(shadow_text(case, found, **told))
     return 0
+
+
+def _in_force(arguments: argparse.Namespace) -> PlacementMap | None:
+    """What the ledger says that the newest steps ran under."""
+    from moetrace_collectors.ledger.reading import mapping_in_force
+    from moetrace_collectors.views.store_reader import choose_run
+
+    with open_store(arguments) as store:
+        return mapping_in_force(store, choose_run(store, arguments.run_id))

@@ -40,7 +40,8 @@ class Epochs:
 
         Args:
             load: asked once for a (run, version) that nobody has announced to this process: after a restart
-                it is in the ledger. May raise nothing.
+                it is in the ledger. OSError: the ledger cannot be read now, so the step is left as it
+                came and the next one asks again.
         """
         self._load = load
         self._known: OrderedDict[tuple[str, int], EpochMap | None] = OrderedDict()
@@ -68,7 +69,10 @@ class Epochs:
             return rank_step
         key = (rank_step.run_id, rank_step.placement_version)
         if key not in self._known:
-            told = self._load(*key)
+            try:
+                told = self._load(*key)
+            except OSError:
+                return rank_step
             self._keep(key, None if told is None else epoch_map(*told))
         epoch = self._known[key]
         return rank_step if epoch is None else fold(rank_step, epoch)

@@ -17,8 +17,8 @@ from moetrace_collectors.model import JoinedStep, LayerLoad, StepVerdict
 from moetrace_schemas.enums import COUNT_KIND_BY_CODE, PHASE_BY_CODE, ChangeVerdict, CountKind, Phase
 from moetrace_schemas.placement import PlacementTerms
 
-MAX_STEPS = 2_000
-"""Steps of each forward mode that are kept of an epoch."""
+MAX_STEPS = 1_000
+"""Steps of each forward mode that are kept of an epoch; a look at so many takes a third of a second."""
 MAX_RUNS = 64
 CONFIDENCE = 0.99
 SETTLE_STEPS = 5

@@ -13,6 +13,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
+from moetrace_collectors.access.client import client_access, explain
+from moetrace_collectors.access.scopes import Scope
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.model import PlacementReport
 from moetrace_schemas import SCHEMA_VERSION, attributes, identity, spans
@@ -87,11 +89,17 @@ def send(url: str, report: PlacementReport, *, world_size: int) -> None:
         method="POST",
     )
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        with client_access().open(request, timeout_s=TIMEOUT_S) as answer:
             body = ExportTraceServiceResponse.FromString(answer.read())
+    except UsageError:
+        raise
     except urllib.error.HTTPError as error:
+        if (told := explain(url, error, scope=Scope.INGEST)) is not None:
+            raise UsageError(told) from error
         raise UsageError(f"the collector at {url} answered {error.code}: try again later") from error
     except (OSError, ValueError) as error:
+        if (told := explain(url, error)) is not None:
+            raise UsageError(told) from error
         reason = getattr(error, "reason", error)
         raise UsageError(f"no collector answers at {url} ({reason}): check --url") from error
     if body.partial_success.rejected_spans:

@@ -10,7 +10,10 @@ from typing import Any
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.ledger import ledger_rows as names
 from moetrace_collectors.ledger.chain import Fault, LedgerRow
+from moetrace_collectors.ledger.transition import mapping_of, overlay
 from moetrace_collectors.views.store_rows import Store
+from moetrace_schemas.enums import PlacementEvent
+from moetrace_schemas.placement import PlacementMap
 
 
 def ledger_runs(store: Store) -> list[str]:
@@ -39,6 +42,21 @@ def choose_ledger(store: Store, run_id: str | None) -> str:
 def read_ledger(store: Store, run_id: str) -> list[LedgerRow]:
     """All rows of a run, by sequence."""
     return [names.ledger_row(row) for row in store.rows(names.ALL_ROWS, {"run": run_id})]
+
+
+def mapping_in_force(store: Store, run_id: str) -> PlacementMap | None:
+    """The mapping that the newest steps of a run ran under, as it was announced; None where none was."""
+    values = {"run": run_id}
+    applied = store.rows(names.NEWEST_APPLIED, values)
+    if not applied:
+        return None
+    version = names.ledger_row(applied[0]).version
+    found: PlacementMap | None = None
+    for row in store.rows(names.OF_VERSION, {**values, "version": version}):
+        told = names.ledger_row(row)
+        if told.event == PlacementEvent.ANNOUNCED:
+            found = overlay(found, mapping_of(told))
+    return found
 
 
 def row_document(row: LedgerRow, *, with_mapping: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -47,6 +48,18 @@ def as_placement(mapping: PlacementMap) -> Placement:
     """The mapping as arrays."""
     return Placement(
         physical_to_logical=np.array(mapping.physical_to_logical, dtype=np.int64),
+        num_experts=mapping.num_experts,
+        num_ranks=mapping.num_ranks,
+    )
+
+
+def placement_of_layers(mapping: PlacementMap, layers: Sequence[int]) -> Placement:
+    """The mapping as arrays, of these layers where it names them all; else as it is, in order."""
+    rows = dict(zip(mapping.layers, mapping.physical_to_logical, strict=True))
+    if not set(layers) <= set(rows):
+        return as_placement(mapping)
+    return Placement(
+        physical_to_logical=np.array([rows[layer] for layer in layers], dtype=np.int64),
         num_experts=mapping.num_experts,
         num_ranks=mapping.num_ranks,
     )

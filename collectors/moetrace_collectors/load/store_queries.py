@@ -26,6 +26,12 @@ FROM {_read("expert_loads")} AND count_kind = 'routed' AND {_COUNTED}
 GROUP BY forward_mode, cohort
 """
 
+EPOCHS = f"""
+SELECT placement_version AS version, max(expert) + 1 AS experts
+FROM {_read("expert_loads")} AND count_kind = 'routed' AND {_COUNTED}
+GROUP BY version ORDER BY version
+"""
+
 LOADS = f"""
 SELECT entry, layer, groupArray(column) AS columns, groupArray(total) AS totals
 FROM

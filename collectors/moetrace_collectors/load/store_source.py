@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,6 +49,7 @@ def read_series(store: Store, run_id: str) -> tuple[LoadSeries, ...]:
             "counting on"
         )
     ranks = _ranks(store.rows(queries.RANKS, {"run": run_id}))
+    mixed = _mixed_epochs(store.rows(queries.EPOCHS, {"run": run_id}))
     found = []
     for mode in sorted({str(view["forward_mode"]) for view in views}):
         of_mode = [view for view in views if view["forward_mode"] == mode]
@@ -58,7 +59,21 @@ def read_series(store: Store, run_id: str) -> tuple[LoadSeries, ...]:
                 _series(store, run_id, _known_mode(mode), str(view["cohort"]), [view], ranks)
                 for view in sorted(of_mode, key=lambda view: str(view["cohort"]))
             ]
+    if mixed:
+        found = [replace(series, warnings=(*series.warnings, mixed)) for series in found]
     return in_order(found, source=f"run {run_id}")
+
+
+def _mixed_epochs(rows: Sequence[Row]) -> str:
+    """A warning where placement epochs count different numbers of experts; empty where they agree."""
+    experts = {int(row["version"]): int(row["experts"]) for row in rows}
+    if len(set(experts.values())) < 2:
+        return ""
+    listed = ", ".join(f"{count} under version {version}" for version, count in experts.items())
+    return (
+        f"placement epochs count different numbers of experts ({listed}): some counts are of slots whose map "
+        "was never announced, so sums over epochs mix them; announce it (moetrace.placement)"
+    )
 
 
 def _series(

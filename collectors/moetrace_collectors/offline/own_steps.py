@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from moetrace_collectors.decode_columns import decode_experts, decode_phases, decode_traffic
+from moetrace_collectors.errors import UsageError
 from moetrace_collectors.model import JoinedStep, RankStep
-from moetrace_collectors.offline.source import bad_file, json_lines, read_head
+from moetrace_collectors.offline.source import bad_file, json_lines, open_bytes, read_head
 from moetrace_schemas import SCHEMA_VERSION
 from moetrace_schemas.columns import EXPERTS, PHASES, TRAFFIC, ColumnsError, pack
 from moetrace_schemas.enums import (
@@ -57,13 +58,30 @@ def looks_like_otlp(record: Mapping[str, Any]) -> bool:
 
 
 def read_own(path: Path) -> OwnSteps:
-    """Steps in a file of the library's file emitter.
+    """Steps in a file of the library's file emitter, or of the spool of a rank that had no collector.
+
+    A last line that a killed process did not finish is left out, with a warning.
 
     Raises:
         UsageError: a line that is not one of its records.
     """
-    rank_steps = [_rank_step(record, path, f"line {number}") for number, record in json_lines(path)]
-    return OwnSteps(source=str(path), format=JSONL_FORMAT, rank_steps=tuple(rank_steps))
+    rank_steps: list[RankStep] = []
+    warnings: tuple[str, ...] = ()
+    try:
+        for number, record in json_lines(path):
+            rank_steps.append(_rank_step(record, path, f"line {number}"))
+    except UsageError:
+        if not rank_steps or not _is_cut_short(path, len(rank_steps)):
+            raise
+        warnings = (f"{path}: the last line is cut short and left out",)
+    return OwnSteps(source=str(path), format=JSONL_FORMAT, rank_steps=tuple(rank_steps), warnings=warnings)
+
+
+def _is_cut_short(path: Path, num_good: int) -> bool:
+    """Whether behind so many lines there is only one more, without its end."""
+    with open_bytes(path) as stream:
+        rest = [line for line in stream if line.strip()][num_good:]
+    return len(rest) == 1 and not rest[0].endswith(b"\n")
 
 
 def read_otlp(path: Path, requests: Iterator[tuple[str, Mapping[str, Any]]]) -> OwnSteps:
@@ -176,6 +194,9 @@ def _rank_step(record: Mapping[str, Any], path: Path, place: str) -> RankStep:
         duration_ns=_number(record, "duration_ns", 0, MAX_NS, path, place),
         start_unix_ns=_number(record, "start_unix_ns", 0, MAX_NS, path, place),
         cohort=str(record.get("cohort", ""))[:256],
+        host_name=str(record.get("host_name", ""))[:256],
+        model_name=str(record.get("model_name", ""))[:256],
+        model_version=str(record.get("model_version", ""))[:256],
         placement_version=_number(record, "placement_version", 0, MAX_NS, path, place, otherwise=0),
         phases=phases,
         experts=experts,

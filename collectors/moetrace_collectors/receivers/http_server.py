@@ -66,8 +66,11 @@ class HttpServer:
             scopes: scopes of routes by path; those not named ask for `read`.
         """
         control = control or open_access()
+        app = Starlette(routes=list(routes))
+        # A redirect would repeat what the request says of its host and query; who errs by a slash gets 404.
+        app.router.redirect_slashes = False
         gate = AccessGate(
-            Starlette(routes=list(routes)),
+            app,
             control=control,
             scopes=scopes or {},
             loopback_only=is_loopback(self._socket.getsockname()[0]),

@@ -169,7 +169,11 @@ class LedgerSink:
         """See Sink."""
 
     def mapping(self, run_id: str, version: int) -> tuple[PlacementMap, CountIds] | None:
-        """A mapping that the ledger holds from before this process began; None where it has none."""
+        """A mapping that the ledger holds from before this process began; None where it has none.
+
+        Raises:
+            OSError: the store cannot be asked now.
+        """
         try:
             rows = [
                 row
@@ -178,9 +182,11 @@ class LedgerSink:
             ]
             found = self._recorder.mapping(run_id, version) if rows else None
             return None if found is None else (found, _count_ids(rows[-1]))
-        except (self._store.error, OSError, ValueError) as error:
+        except (KeyError, ValueError) as error:
             logger.warning("the mapping of run %s, version %d: %s", run_id, version, first_line(error))
             return None
+        except self._store.error as error:
+            raise OSError(first_line(error)) from error
 
     def _wait(self, what: PlacementReport | EpochStart | Judged) -> None:
         self._waiting.append(what)

@@ -108,12 +108,14 @@ class WriteAheadLog:
     @property
     def num_bytes(self) -> int:
         """Bytes of all segments."""
-        return sum(self._sizes.values())
+        with self._condition:
+            return sum(self._sizes.values())
 
     @property
     def oldest_segment(self) -> int:
         """The oldest segment that is there, or the next one to be written."""
-        return min(self._sizes, default=self._next_segment)
+        with self._condition:
+            return min(self._sizes, default=self._next_segment)
 
     def append(self, kind: FrameKind, payload: bytes, *, arrived_ns: int, is_small: bool = False) -> Position:
         """Write one frame; durable after `commit`.

@@ -128,6 +128,14 @@ PLACEMENT_VERSION = PromQuery(
 PLACEMENT_CHANGES_PER_HOUR = PromQuery(
     expr=f"max by (run_id) (changes(moetrace_placement_version{{{RUN}}}[1h]))", legend="changes in an hour"
 )
+PLACEMENT_COPIES = PromQuery(
+    expr=f"sum by (run_id) (increase(moetrace_placement_experts_copied_total{{{RUN}}}[1h]))",
+    legend="experts fetched in an hour",
+)
+PLACEMENT_VERDICTS = PromQuery(
+    expr=f"sum by (verdict) (increase(moetrace_placement_verdicts_total{{{RUN}}}[1h]))",
+    legend="{{verdict}}",
+)
 STEP_P95 = PromQuery(
     expr=_quantile(0.95, "moetrace_step_seconds", MODE, "forward_mode"), legend="{{forward_mode}}"
 )
@@ -141,6 +149,12 @@ LEDGER = tuple(
         ("late", "moetrace_collector_late_total"),
         ("duplicate", "moetrace_collector_duplicate_total"),
     )
+)
+REFUSED = PromQuery(
+    expr=f"sum by (reason) (rate(moetrace_collector_refused_total[{RATE}]))", legend="{{reason}}"
+)
+QUERY_FAILURES = PromQuery(
+    expr=f"sum by (reason) (rate(moetrace_collector_query_failures_total[{RATE}]))", legend="{{reason}}"
 )
 REJECTED = PromQuery(
     expr=f"sum by (reason) (rate(moetrace_collector_rejected_total[{RATE}]))", legend="{{reason}}"

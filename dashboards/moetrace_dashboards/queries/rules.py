@@ -230,14 +230,20 @@ RANKS_MISSING = "sum by (run_id, rank) (increase(moetrace_missing_rank_steps_tot
 """Windows are shorter than the hold of their alert: a single event, as at the end of a run, wakes nobody."""
 TRACER_DROPS = "sum by (job, instance, reason) (increase(moetrace_self_dropped_steps_total[5m])) > 0"
 SERIES_REFUSED = "sum by (job, instance, metric) (increase(moetrace_series_refused_total[10m])) > 0"
-COLLECTOR_BACKLOG = "sum by (job, instance) (increase(moetrace_collector_throttled_total[5m])) > 0"
+COLLECTOR_BACKLOG = (
+    "sum by (job, instance) (increase(moetrace_collector_throttled_total[5m])) > 0\n"
+    "or\n"
+    "sum by (job, instance) (increase(moetrace_collector_unavailable_total[5m])) > 0"
+)
+"""Senders told to come back: no room, or a disk that does not make their requests durable."""
 STORE_ERRORS = (
     'sum by (job, instance) (increase(moetrace_collector_sink_errors_total{sink="clickhouse"}[5m])) > 0\n'
     "unless on (job, instance)\n"
     "sum by (job, instance) (increase(moetrace_collector_stored_rows_total[5m])) > 0"
 )
 ROLLBACK_TARGET = (
-    "{{ with printf \"moetrace_placement_previous_version{run_id='%s'}\" $labels.run_id | query }}"
+    "{{ with printf \"moetrace_placement_rollback_version{run_id='%[1]s'} or "
+    "moetrace_placement_previous_version{run_id='%[1]s'}\" $labels.run_id | query }}"
     "{{ . | first | value }}{{ else }}unknown{{ end }}"
 )
-"""Template: the epoch to go back to."""
+"""Template: the epoch to go back to, as it was announced, else the one before."""

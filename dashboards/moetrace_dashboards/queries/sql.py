@@ -163,6 +163,15 @@ FROM (SELECT layer, expert, rank, sum(count) AS received
       GROUP BY layer, expert, rank)
 GROUP BY layer, expert ORDER BY max_mean DESC, rows_received DESC LIMIT 50"""
 )
+PLACEMENT_LEDGER = SqlQuery(
+    sql=f"""SELECT time, toString(sequence) AS row, event, toString(version) AS placement,
+       toString(step) AS from_step, toString(previous_version) AS before, verdict,
+       toString(rollback_version) AS rollback_to, toString(experts_copied) AS experts_copied, memory,
+       proposed_by, policy_version, left(digest, 12) AS mapping
+FROM moetrace.placement_ledger
+WHERE {_RUN}
+ORDER BY sequence DESC LIMIT 50"""
+)
 RECENT_EVENTS = SqlQuery(
     sql="""SELECT time, run_id, kind, reason, step, rank, detail
 FROM moetrace.collector_events

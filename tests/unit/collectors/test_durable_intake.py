@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +27,7 @@ from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import RetryPolicy, StepResult
 from moetrace_collectors.testing import SyntheticRun, request
 from moetrace_collectors.verdict.engine import VerdictEngine
-from moetrace_collectors.wal import WalUnavailableError
+from moetrace_collectors.wal import Position, WalUnavailableError
 from moetrace_collectors.worker import Clocks, Worker
 from moetrace_schemas.enums import ClosedBy
 
@@ -426,6 +427,40 @@ def test_a_backlog_that_the_disk_has_lost_is_counted(tmp_path: Path) -> None:
     rejected = collector.ledger().rejected
     assert {reason.value for reason in rejected} == {"wal_damaged"}
     assert sum(rejected.values()) + collector.ledger().joined == 30
+
+
+def test_a_disk_that_the_log_has_filled_is_emptied_and_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is stored is deleted although nothing can be written; the memory of closed steps follows later.
+
+    The disk refuses as long as three segments lie on it. A line is logged each time it begins to refuse.
+    """
+    store = Store(is_away=True)
+    collector = start(tmp_path, store, queue_requests=2, segment_bytes=3_000)
+    log = collector.journal._log
+    append = log.append
+
+    def refuse_when_full(*args: Any, **kwargs: Any) -> Position:
+        if len(list((tmp_path / "wal").iterdir())) >= 3:
+            raise WalUnavailableError("No space left on device")
+        return append(*args, **kwargs)
+
+    monkeypatch.setattr(log, "append", refuse_when_full)
+    taken = [step for step in range(50) if collector.send(*RUN.step(step))]
+    assert 2 < len(taken) < 50
+    store.is_away = False
+    collector.drain()
+    collector.work(3)
+    assert len(store.closed_by) == len(taken)
+    assert collector.send(*RUN.step(50))
+    collector.work(2)
+    assert 1 <= len([one for one in caplog.records if "write-ahead log" in one.message]) <= 2 < len(taken)
+    collector.crash()
+    again = start(tmp_path, store)
+    assert again.send(*RUN.step(0))
+    again.work(5)
+    assert store.closed_by[("r", 0)] == [ClosedBy.COMPLETE]
 
 
 # --- property: the law with restarts ---------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetrace_collectors.ledger.chain import FaultKind, LedgerRow, append, hash_row, verify
@@ -46,6 +46,7 @@ def chain(length: int) -> list[LedgerRow]:
     return rows
 
 
+@settings(deadline=None)
 @given(st.integers(0, 8), st.randoms())
 def test_a_sound_chain_has_no_fault(length: int, random: object) -> None:
     """In whatever order a store gives the rows, and with a row that a retry wrote twice."""
@@ -66,6 +67,7 @@ def test_every_changed_column_is_found_and_its_row_named(column: str, at: int) -
     assert f"row {at} " in faults[0].sentence
 
 
+@settings(deadline=None)
 @given(st.integers(2, 8), st.data())
 def test_a_missing_row_is_found_and_named(length: int, data: st.DataObject) -> None:
     """A row that was taken out leaves a hole; the last one is missed through its hash."""
@@ -76,6 +78,7 @@ def test_a_missing_row_is_found_and_named(length: int, data: st.DataObject) -> N
     assert [(fault.kind, fault.sequence) for fault in faults] == [(kind, gone)]
 
 
+@settings(deadline=None)
 @given(st.integers(2, 8), st.data())
 def test_a_row_that_was_rewritten_with_a_new_hash_breaks_the_link_behind_it(
     length: int, data: st.DataObject

@@ -136,6 +136,7 @@ def test_sizes_without_a_like_are_not_compared() -> None:
     assert "only 100 of 300 steps after the change have steps of like size" in result.sentence
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.lists(st.floats(0, 1e6), min_size=1, max_size=40)
 )
@@ -212,6 +213,7 @@ def test_a_canary_is_compared_over_the_time_that_both_ran() -> None:
     assert (one.left_out, other.left_out) == (300, 300)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(1, 1e3), min_size=1, max_size=30),
     st.integers(0, 4),

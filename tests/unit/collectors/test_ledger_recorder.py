@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledger_builders import EVEN, SWAPPED, MemoryLedger, placement, report
@@ -155,6 +155,7 @@ def mappings(draw: st.DrawFn) -> PlacementMap:
     return PlacementMap(layers=(0, 1), physical_to_logical=tuple(rows), num_experts=4, num_ranks=4)
 
 
+@settings(deadline=None)
 @given(mappings(), mappings())
 def test_a_diff_is_what_it_says(before: PlacementMap, after: PlacementMap) -> None:
     """Copies are the (layer, expert, rank) that are new; nothing changes from a mapping to itself."""

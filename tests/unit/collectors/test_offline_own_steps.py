@@ -206,3 +206,16 @@ def test_clocks_of_own_files_are_aligned_by_exchange(tmp_path: Path) -> None:
     other.mkdir()
     straight = analyze(write_ranks(other))
     assert [v.suspect for v in analysis.verdicts] == [v.suspect for v in straight.verdicts]
+
+
+def test_a_line_that_a_killed_rank_did_not_finish_is_left_out(tmp_path: Path) -> None:
+    """The lines before it count, and a warning says so; a broken line with others behind it is an error."""
+    lines = [json.dumps(line(one)) for one in RUN.step(0)]
+    file = tmp_path / "run-7-rank-00003-0000000001.jsonl"
+    file.write_text("\n".join(lines[:2]) + "\n" + lines[2][:100])
+    read = read_own(file)
+    assert [one.rank for one in read.rank_steps] == [0, 1]
+    assert read.warnings == (f"{file}: the last line is cut short and left out",)
+    file.write_text("\n".join((lines[0], lines[1][:100], lines[2])) + "\n")
+    with pytest.raises(UsageError, match="line 2"):
+        read_own(file)

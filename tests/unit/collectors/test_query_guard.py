@@ -82,3 +82,12 @@ def test_a_parameter_cannot_name_a_function() -> None:
     """An Identifier placeholder does not smuggle a refused name in."""
     with pytest.raises(RefusedQueryError, match="file is not available here"):
         check_query("SELECT {f:Identifier}('/etc/passwd')", {"f": "file"})
+
+
+@pytest.mark.parametrize("sql", ["'a\nb'", '"a\x1b[2J" x', "x" * 5_000, "`\n`"])
+def test_a_refusal_quotes_the_statement_on_one_short_line(sql: str) -> None:
+    """What stands first in a statement is quoted as printable text, and cut."""
+    with pytest.raises(RefusedQueryError) as error:
+        check_query(sql, {})
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 200

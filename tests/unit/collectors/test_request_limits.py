@@ -226,7 +226,7 @@ def test_child_spans_are_held_to_the_same_limits(monkeypatch: pytest.MonkeyPatch
     why, _ = rejected(lambda child: child.attributes.add(key=column, value=packed))
     assert why is RejectReason.ATTRIBUTE_TOO_LARGE
     monkeypatch.setattr(decode_module, "MAX_BLOCK_BYTES", 10)
-    monkeypatch.setattr(decode_module, "_LARGE", ())
+    monkeypatch.setattr(decode_module, "_BLOCKS", ())
     why, detail = rejected(lambda child: None)
     assert why is RejectReason.ATTRIBUTE_TOO_LARGE
     assert detail.startswith("1 moe.phase spans of ")

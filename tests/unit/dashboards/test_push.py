@@ -143,6 +143,39 @@ def test_placement_epochs_become_annotations_once() -> None:
         collector.server_close()
 
 
+def test_placement_epochs_are_asked_for_with_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A collector that wants a token gets MOETRACE_TOKEN_FILE's; without it one line says what to set."""
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200 if self.headers["Authorization"] == "Bearer right" else 401)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    collector = HTTPServer(("127.0.0.1", 0), Collector)
+    threading.Thread(target=collector.serve_forever, daemon=True).start()
+    options = (*SOURCES, "--collector", f"http://127.0.0.1:{collector.server_port}")
+    secret = tmp_path / "token"
+    try:
+        with grafana() as server:
+            assert push(server, *options) == 2
+            assert "set MOETRACE_TOKEN or MOETRACE_TOKEN_FILE" in capsys.readouterr().err
+            secret.write_text("right\n")
+            monkeypatch.setenv("MOETRACE_TOKEN_FILE", str(secret))
+            assert push(server, *options) == 0
+            monkeypatch.setenv("MOETRACE_TOKEN_FILE", str(tmp_path / "none"))
+            assert push(server, *options) == 2
+            assert "a file with one token expected" in capsys.readouterr().err
+    finally:
+        collector.shutdown()
+        collector.server_close()
+
+
 @pytest.mark.parametrize(
     ("version", "token", "options", "message"),
     [

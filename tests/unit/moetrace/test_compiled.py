@@ -335,3 +335,23 @@ def test_a_step_that_compiles_is_a_warm_up(record: Make) -> None:
         with torch.no_grad(), recording.tracer.step():
             run(torch.randn(3, 8))
     assert [step.warmup for step in recording.records()] == [True, False]
+
+
+def test_switched_off_a_compiled_graph_holds_nothing_of_ours(record: Make) -> None:
+    """compiled=False: the plain model's own graph, and the report says that nothing is recorded there."""
+    recording = record(clock=HostClock(Ticks().now_ns), compiled=False)
+    model = Decoder()
+    report = recording.tracer.instrument(model)
+    assert any(what == "compiled graphs" and "switched off" in why for what, why in report.skipped)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    with torch.no_grad(), recording.tracer.step():
+        torch.compile(model, backend=keep, fullgraph=True)(torch.randn(3, 8))
+    (step,) = recording.records()
+    assert {row.phase for row in step.phases} == {Phase.OUTSIDE}
+    assert step.experts == ()
+    assert "moetrace" not in str(graphs[0].graph)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from moetrace.record.buffer import TICKET_SHIFT
+from moetrace.record.replays import CapturedGraph, Replay, replayed_calls
+from moetrace.record.sites import Role, Site
 from moetrace.testing import FakeDevice, FakeGraph
+from moetrace_schemas.columns import RowFlag
 from moetrace_schemas.enums import CountKind, SkipReason
 
 from .intervals import lines
@@ -230,3 +236,47 @@ def test_after_shutdown_the_graph_class_is_its_own_again(record: Make, device: F
     assert {name: getattr(device.graph_class, name) for name in METHODS} == before
     graph.replay()
     assert device.enqueued_ns == 8_000
+
+
+def test_streams_and_exchanges_in_flight_of_a_graph_are_its_own(record: Make, device: FakeDevice) -> None:
+    """A captured side stream lies beside; launch and wait of each replay find each other, not another's."""
+    recording = record(clock=device.clock())
+    parts = recording.tracer.wrap(
+        experts=lambda: device.work(5_000), shared_expert=lambda: device.work(1_000), layer=0
+    )
+    tracer = recording.tracer
+    launch = tracer.sites.add(Site(Role.EXCHANGE))
+    wait = tracer.sites.add(Site(Role.WAIT))
+    graph = device.graph_class(device)
+    graph.capture_begin()
+    with tracer.phase("dispatch", layer=0):
+        buffer = tracer.buffer
+        buffer.add(launch, buffer.mark(), buffer.mark(), RowFlag.ASYNC | buffer.launch(7) << TICKET_SHIFT)
+        start = buffer.mark()
+        device.work(3_000)
+        buffer.add(wait, start, buffer.mark(), buffer.landed((7,), guess=False) << TICKET_SHIFT)
+    device.current_stream = 8
+    parts.shared_expert()
+    device.current_stream = 7
+    parts.experts()
+    graph.capture_end()
+    other = device.graph_class(device)
+    other.capture_begin()
+    parts.experts()
+    other.capture_end()
+    with tracer.step():
+        other.replay()
+        graph.replay()
+    step = finish_step(recording, device, 1)
+    named = [(row.stream, line) for row, line in zip(step.phases, lines(step.phases), strict=True)]
+    assert (0, "0 dispatch 5000-8000 barrier captured async") in named
+    assert (1, "0 shared_expert 8000-9000 captured") in named
+    calls = replayed_calls(
+        [
+            Replay(graph=captured, site=0, number=0, start_mark=0, end_mark=0)
+            for captured in [CapturedGraph(marks=[(launch, 0, 0, RowFlag.ASYNC | 1 << TICKET_SHIFT)])] * 2
+        ],
+        SimpleNamespace(until=lambda event: 0),  # type: ignore[arg-type]
+        Counter(),
+    )
+    assert len({flags >> TICKET_SHIFT for *_, flags in calls}) == 2

@@ -52,6 +52,9 @@ moetrace_self_model_thread_seconds_total 0.25
 the interpreter's lock shared, the model can feel part of it.
 # TYPE moetrace_self_background_seconds_total counter
 moetrace_self_background_seconds_total{thread="drain"} 1.5
+# HELP moetrace_self_spooled_steps Steps on this rank's disk that wait for the collector to come back.
+# TYPE moetrace_self_spooled_steps gauge
+moetrace_self_spooled_steps 0.0
 """
 
 

@@ -1,0 +1,207 @@
+"""Ingest end to end: OTLP bytes in, durable, joined, judged, stored by a real collector process.
+
+Phase rows per second from the first byte sent to the last row stored, beside the raw insert rate of the very
+same rows into a fresh store of the same engine, in the same run. The sender runs on the same machine and
+costs its share. Latency is the collector's own histogram, so quantiles are upper bounds of buckets.
+
+    python benchmarks/ingest.py [--steps 60] [--ranks 64] [--latency-steps 30] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import clickhouse_connect
+from collector_under_load import LAYERS, Collector, body, collector, numbered, post_all, rank_steps
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
+from results import write_section
+
+from moetrace_collectors.migrate import migrate
+from moetrace_collectors.model import RankStep
+from moetrace_collectors.sinks.clickhouse_rows import TableColumns, rank_step_rows
+
+RANKS_PER_REQUEST = 8
+"""As much as an OpenTelemetry Collector in front puts together; a rank alone sends up to 32 steps."""
+BATCH_STEPS = 8
+"""Steps per raw insert: about what the collector's own batches hold."""
+LATENCY_RANKS = 256
+SPANS_PER_REQUEST = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """One measured load."""
+
+    phase_rows: int
+    all_rows: int
+    wire_bytes: int
+    acknowledged_s: float
+    stored_s: float
+    cpu_s: float
+    peak_mib: float
+
+    @property
+    def rate(self) -> float:
+        """Phase rows per second, end to end."""
+        return self.phase_rows / self.stored_s
+
+
+def throughput(
+    directory: Path, steps: tuple[RankStep, ...], num_steps: int, compressed: bool, *options: str
+) -> Throughput:
+    bodies = [
+        body(numbered(steps[first : first + RANKS_PER_REQUEST], step), compressed=compressed)
+        for step in range(num_steps)
+        for first in range(0, len(steps), RANKS_PER_REQUEST)
+    ]
+    rows = sum(len(one.phases) for one in steps) * num_steps
+    with collector(directory, *options) as running:
+        cpu = running.cpu_s()
+        start = time.perf_counter()
+        acknowledged = post_all(running.port, bodies, compressed=compressed)
+        while running.stored_phase_rows() < rows:
+            time.sleep(0.02)
+        stored = time.perf_counter() - start
+        values = running.metrics()
+        return Throughput(
+            phase_rows=rows,
+            all_rows=int(
+                sum(v for (n, _), v in values.items() if n == "moetrace_collector_stored_rows_total")
+            ),
+            wire_bytes=sum(map(len, bodies)),
+            acknowledged_s=acknowledged,
+            stored_s=stored,
+            cpu_s=running.cpu_s() - cpu,
+            peak_mib=running.memory_kib("VmHWM") / 1024,
+        )
+
+
+def raw_insert(directory: Path, steps: tuple[RankStep, ...], num_steps: int) -> float:
+    """Seconds to insert the same rows, columns ready, into a fresh store of this process."""
+    client = clickhouse_connect.get_client(dsn=f"chdb://{directory.resolve()}/store")
+    migrate(client, database="moetrace")
+    batches = [
+        rank_step_rows(
+            [
+                one
+                for step in range(first, min(first + BATCH_STEPS, num_steps))
+                for one in numbered(steps, step)
+            ],
+            late=False,
+        )
+        for first in range(0, num_steps, BATCH_STEPS)
+    ]
+    start = time.perf_counter()
+    for batch in batches:
+        for table in batch:
+            if isinstance(table, TableColumns):
+                if len(table):
+                    client.insert_arrow(table.table, table.arrow, database="moetrace")
+            else:
+                client.insert(
+                    table.table, list(table.columns), column_names=list(table.names), database="moetrace",
+                    column_oriented=True,
+                )  # fmt: skip
+    took = time.perf_counter() - start
+    client.close()
+    return took
+
+
+def plain_span_rate(running: Collector, num_requests: int) -> float:
+    """Spans per second of other instrumentation, which are taken and left alone."""
+    spans = [Span(name="matmul", trace_id=bytes(16), span_id=bytes(8)) for _ in range(SPANS_PER_REQUEST)]
+    message = ExportTraceServiceRequest(
+        resource_spans=[ResourceSpans(scope_spans=[ScopeSpans(spans=spans)])]
+    ).SerializeToString()
+    took = post_all(running.port, [message] * num_requests, compressed=False)
+    return num_requests * SPANS_PER_REQUEST / took
+
+
+def latency(directory: Path, num_steps: int) -> dict[float, float]:
+    """Upper bounds of the quantiles of verdict latency, one step of 256 ranks a second (10/s, 1 in 10)."""
+    # Without counts: 8 million expert rows a second would measure the disk.
+    steps = rank_steps(num_ranks=LATENCY_RANKS, with_counts=False)
+    with collector(directory) as running:
+        begin = time.perf_counter()
+        for step in range(num_steps):
+            bodies = [body([one], compressed=True) for one in numbered(steps, step)]
+            time.sleep(max(0.0, begin + step - time.perf_counter()))
+            post_all(running.port, bodies, compressed=True, threads=8)
+        name = "moetrace_collector_verdict_latency_seconds_bucket"
+        deadline = time.monotonic() + 60
+        while True:
+            buckets = sorted(
+                (float(labels.removeprefix('le="').rstrip('"')), value)
+                for (metric, labels), value in running.metrics().items()
+                if metric == name
+            )
+            if (buckets and buckets[-1][1] >= num_steps) or time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+    total = buckets[-1][1]
+    return {q: next(bound for bound, below in buckets if below >= q * total) for q in (0.5, 0.99)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Ingest end to end.")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--latency-steps", type=int, default=30)
+    parser.add_argument("--write", action="store_true", help="write the section of RESULTS.md")
+    arguments = parser.parse_args()
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    lines = [
+        "| load | phase rows/s end to end | raw insert rows/s | ratio | acknowledged rows/s | "
+        "CPU us per phase row | bytes on the wire per phase row | memory peak MiB |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    print(*lines, sep="\n", flush=True)
+    for name, with_counts, compressed, options in (
+        ("phases, plain", False, False, ()),
+        ("phases, gzip", False, True, ()),
+        ("phases, plain, `--wal off`", False, False, ("--wal", "off")),
+        ("with counts of 256 experts, gzip", True, True, ()),
+    ):
+        steps = rank_steps(num_ranks=arguments.ranks, with_counts=with_counts)
+        num_steps = max(1, arguments.steps // 10) if with_counts else arguments.steps
+        with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
+            done = throughput(Path(one), steps, num_steps, compressed, *options)
+            raw = done.phase_rows / raw_insert(Path(two), steps, num_steps)
+        lines.append(
+            f"| {name} | {done.rate:,.0f} | {raw:,.0f} | {done.rate / raw:.2f} | "
+            f"{done.phase_rows / done.acknowledged_s:,.0f} | {1e6 * done.cpu_s / done.phase_rows:.2f} | "
+            f"{done.wire_bytes / done.phase_rows:.1f} | {done.peak_mib:.0f} |"
+        )
+        print(lines[-1], flush=True)
+    with tempfile.TemporaryDirectory() as name, collector(Path(name)) as running:
+        plain = plain_span_rate(running, 200)
+    with tempfile.TemporaryDirectory() as name:
+        quantiles = latency(Path(name), arguments.latency_steps)
+    arguments_text = (
+        f"--steps {arguments.steps} --ranks {arguments.ranks} --latency-steps {arguments.latency_steps}"
+    )
+    text = (
+        f"{arguments.steps} steps of {arguments.ranks} ranks x {LAYERS} layers (a tenth of it with counts), "
+        f"{RANKS_PER_REQUEST} rank steps a request, sender on the same machine; raw: the same rows with "
+        "their columns ready, inserted into a fresh store. With counts, each phase row brings some 50 "
+        "rows of expert counts and traffic along.\n\n"
+        + "\n".join(lines)
+        + f"\n\nSpans of other instrumentation, taken and left alone: {plain:,.0f} a second. From the last "
+        f"rank to the verdict, {LATENCY_RANKS} ranks x {LAYERS} layers, one step a second, a request per "
+        f"rank, phases only: half within {quantiles[0.5] * 1e3:g} ms, 99 % within {quantiles[0.99] * 1e3:g} "
+        f"ms (bucket bounds).\n`python benchmarks/ingest.py {arguments_text} --write`."
+    )
+    print(text[text.index("Spans of other") :])
+    if arguments.write:
+        write_section("ingest", "Ingest end to end", text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The go-live checklist: what must be known of a run before it is relied on."""
