@@ -30,6 +30,7 @@ COMMANDS = (
     "doctor",
     "simulate",
     "migrate",
+    "join",
     "dashboards",
 )
 EXTRAS = {name: name if name in ("demo", "dashboards") else "collector" for name in COMMANDS}

@@ -17,6 +17,7 @@ from moetrace_collectors.store import StoreAddress, embedded_dsn, parse_store
 from moetrace_schemas.clickhouse.render import MigrationError, check_identifier
 
 MIB = 2**20
+JOINS = ("collector", "store")
 
 _RANGES: dict[str, tuple[float, float]] = {
     "http_port": (0, 65_535),
@@ -69,6 +70,8 @@ class CollectorConfig:
     """OTLP/gRPC; 0 = any free port."""
     insecure: bool = False
     """Listen beyond loopback without TLS or without tokens, on a network you trust."""
+    join: str = "collector"
+    """Who joins steps: `collector`, or `store` (this one only writes rank rows; see moetrace join)."""
     tls_certificate: str = ""
     """PEM file of the server's certificate and chain, for HTTP and gRPC; a renewed one is taken by itself."""
     tls_key: str = ""
@@ -152,6 +155,8 @@ class CollectorConfig:
             raise UsageError(str(error)) from error
         if self.dsn:
             parse_store(self.dsn)
+        if self.join not in JOINS:
+            raise UsageError(f"join = {self.join!r}: {' or '.join(JOINS)} expected")
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise UsageError("tls_certificate and tls_key belong together: give both, or neither")
         if self.tls_client_ca and not self.tls_certificate:

@@ -222,7 +222,8 @@ def _rank_step(
         phases = decode_phases(
             _bytes(values, attributes.COLUMNS_PHASES)
             if attributes.COLUMNS_PHASES in values
-            else pack_children(children, start_unix_ns=span.start_time_unix_nano, microbatch=microbatch)
+            else pack_children(children, start_unix_ns=span.start_time_unix_nano, microbatch=microbatch),
+            microbatch=microbatch,
         )
         experts = (
             decode_experts(_bytes(values, attributes.COLUMNS_EXPERTS))

@@ -67,8 +67,13 @@ _WITHIN_CODE = COACTIVATION_SPAN_CODE[CoactivationSpan.WITHIN]
 _EXCHANGES = tuple(code for code, phase in PHASE_BY_CODE.items() if phase in (Phase.DISPATCH, Phase.COMBINE))
 
 
-def decode_phases(block: bytes) -> PhaseColumns:
+def decode_phases(block: bytes, *, microbatch: int = 0) -> PhaseColumns:
     """Phase rows in order of start.
+
+    Args:
+        block: as it came.
+        microbatch: of the rank step; rows of a sender that names none in any row are of it, so that the
+            rows of two microbatches stay apart in the store.
 
     Raises:
         ColumnsError: the block does not decode, or holds a value out of range.
@@ -86,6 +91,8 @@ def decode_phases(block: bytes) -> PhaseColumns:
     _check_sum("rows", columns["rows"], MAX_BYTES)
     _check_sum("bytes", columns["bytes"], 2**62)
     _check_unique(columns)
+    if microbatch and not columns["microbatch"].any():
+        columns["microbatch"] = np.full(num_rows, microbatch, dtype=np.int64)
     start = columns["start_offset_ns"]
     if num_rows > 1 and bool(np.any(start[1:] < start[:-1])):
         # Local work is "what lies before this exchange", so the order carries meaning.

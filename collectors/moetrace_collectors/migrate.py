@@ -1,7 +1,7 @@
 """Brings a store to this package's schema: applies migrations in order and records their checksums.
 
-Safe to run again and again, and from two processes at once: every statement is `IF NOT EXISTS` and a
-version recorded twice is one row. A store that holds a migration this package does not know, or one
+Safe to run again and again, and from two processes at once: every statement may be repeated (a test does)
+and a version recorded twice is one row. A store that holds a migration this package does not know, or one
 whose text differs from what was applied, is left alone.
 """
 
@@ -11,7 +11,13 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from moetrace_collectors.errors import UsageError
-from moetrace_schemas.clickhouse.render import Migration, create_database, migrations, render
+from moetrace_schemas.clickhouse.render import (
+    Migration,
+    create_database,
+    migrations,
+    statements,
+    time_to_live,
+)
 
 
 class Engine(Protocol):
@@ -47,14 +53,30 @@ def migrate(engine: Engine, *, database: str, cluster: str | None = None) -> tup
     _check(applied, {migration.version: migration for migration in known}, database)
     missing = tuple(migration for migration in known if migration.version not in applied)
     for migration in missing:
-        engine.command(render(migration.template, database=database, cluster=cluster))
-        # Recorded behind its statement: a crash between the two repeats an IF NOT EXISTS.
+        for statement in statements(migration.template, database=database, cluster=cluster):
+            engine.command(statement)
+        # Recorded behind its statements: a crash in between repeats what changes nothing the second time.
         engine.insert(
             f"{database}.schema_migrations",
             [[migration.version, migration.name, migration.checksum]],
             column_names=["version", "name", "checksum"],
         )
     return missing
+
+
+def keep_rows_for(
+    engine: Engine, days_by_table: Mapping[str, int], *, database: str, cluster: str | None = None
+) -> None:
+    """Set the time to live of tables, days; 0 keeps rows for ever.
+
+    Raises:
+        MigrationError: a table without a time to live, or days out of range; nothing is changed then.
+    """
+    changes = [
+        time_to_live(table, days, database=database, cluster=cluster) for table, days in days_by_table.items()
+    ]
+    for statement in changes:
+        engine.command(statement)
 
 
 def _applied(engine: Engine, database: str) -> dict[int, tuple[str, str]]:

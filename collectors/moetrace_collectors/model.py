@@ -60,6 +60,8 @@ class TrafficRow:
     row_bytes: int
     rows: IntArray
     """rows[d] went to the rank whose ep_rank is d."""
+    direction: int = 0
+    """Wire code of moetrace_schemas.enums.Direction; layout 1 of the wire carries forward exchanges only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

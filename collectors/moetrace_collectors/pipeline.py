@@ -60,6 +60,7 @@ from moetrace_collectors.sinks.base import RetryPolicy
 from moetrace_collectors.sinks.clickhouse import ClickHouseSink
 from moetrace_collectors.sinks.placement_ledger import LedgerSink
 from moetrace_collectors.sinks.prometheus import PrometheusSink
+from moetrace_collectors.stateless_joiner import StatelessJoiner
 from moetrace_collectors.store import open_client
 from moetrace_collectors.summary import layer_loads
 from moetrace_collectors.verdict.engine import VerdictEngine
@@ -271,14 +272,7 @@ class Pipeline:
             store_dsn=config.store.display,
             database=config.database,
         )
-        joiner = Joiner(
-            JoinWindow(
-                timeout_ns=int(config.join_timeout_s * NS_PER_S),
-                max_steps=config.max_pending_steps,
-                max_bytes=config.max_pending_bytes,
-                max_closed_steps=config.max_closed_steps,
-            )
-        )
+        joiner = _joiner(config)
         self._worker = Worker(
             intake=self._intake,
             joiner=joiner,
@@ -351,6 +345,19 @@ class Pipeline:
         self._num_lost_rows += num_rows
 
 
+def _joiner(config: CollectorConfig) -> Joiner | StatelessJoiner:
+    if config.join == "store":
+        return StatelessJoiner()
+    return Joiner(
+        JoinWindow(
+            timeout_ns=int(config.join_timeout_s * NS_PER_S),
+            max_steps=config.max_pending_steps,
+            max_bytes=config.max_pending_bytes,
+            max_closed_steps=config.max_closed_steps,
+        )
+    )
+
+
 def _journal(config: CollectorConfig, clocks: Clocks, undo: ExitStack) -> Journal:
     journal = open_journal(
         RunDirectory(path=config.directory).wal_path,
@@ -376,7 +383,7 @@ def _warn_of_a_log_left_behind(config: CollectorConfig) -> None:
         )
 
 
-def restore(journal: Journal, joiner: Joiner, worker: Worker, metrics: SelfMetrics) -> None:
+def restore(journal: Journal, joiner: Joiner | StatelessJoiner, worker: Worker, metrics: SelfMetrics) -> None:
     """Give the joiner its memory back, and say in log, metrics and events what the log held."""
     recovery = journal.recovery
     for closed in recovery.closed:

@@ -32,6 +32,8 @@ _HARMLESS = (
     ("readonly", "2"),
     ("result_overflow_mode", "throw"),
     ("timeout_overflow_mode", "throw"),
+    ("distributed_product_mode", "global"),
+    ("distributed_foreground_insert", "1"),
 )
 """Asked for by drivers, and so in any case."""
 _CODE = re.compile(r"Code: (\d+)\.")

@@ -15,6 +15,12 @@ from moetrace_collectors.errors import UsageError
 
 SERVER_SCHEMES = {"clickhouse": "http", "http": "http", "clickhouses": "https", "https": "https"}
 """DSN scheme -> interface of clickhouse-connect, which itself looks at the port only."""
+SERVER_SETTINGS = {
+    # On a cluster the tables are Distributed: an insert is done when the shards have it, ...
+    "distributed_foreground_insert": 1,
+    # ... and a query with another sharded table in its IN or JOIN sends that one's rows along.
+    "distributed_product_mode": "global",
+}
 INSTALL = "pip install 'moetrace[collector]'"
 
 
@@ -86,7 +92,9 @@ def open_client(address: StoreAddress) -> Any:
             return clickhouse_connect.get_client(interface="chdb", path=str(address.embedded_path))
         # A server's profile may forbid to change a setting; then its own value holds.
         clickhouse_connect.common.set_setting("invalid_setting_action", "drop")
-        return clickhouse_connect.get_client(dsn=address.dsn, interface=address.interface)
+        return clickhouse_connect.get_client(
+            dsn=address.dsn, interface=address.interface, settings=dict(SERVER_SETTINGS)
+        )
     except UsageError:
         raise
     except (ClickHouseError, ValueError, OSError) as error:

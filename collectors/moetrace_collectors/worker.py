@@ -27,6 +27,7 @@ from moetrace_collectors.model import JoinedStep, LayerLoad, PlacementReport, Ra
 from moetrace_collectors.receipts import group_violations
 from moetrace_collectors.self_metrics import SelfMetrics
 from moetrace_collectors.sinks.base import RetryPolicy, Sink, StepResult, flush_with_retry
+from moetrace_collectors.stateless_joiner import StatelessJoiner, Unjoined
 from moetrace_schemas.enums import Cause, ClosedBy, Evidence, RejectReason
 
 NS_PER_S = 1e9
@@ -75,7 +76,7 @@ class Worker:
         self,
         *,
         intake: Intake,
-        joiner: Joiner,
+        joiner: Joiner | StatelessJoiner,
         judge: Judge,
         layer_loads: Callable[[JoinedStep], tuple[LayerLoad, ...]],
         sinks: Sequence[Sink],
@@ -228,7 +229,7 @@ class Worker:
                 self._epochs.learn(report)
             if self._placements is not None:
                 self._placements(report)
-        outcomes: list[Outcome] = []
+        outcomes: list[Outcome | Unjoined] = []
         self._segment = max(self._segment, arrival.segment)
         for rank_step in arrival.rank_steps:
             outcomes.extend(self._joiner.add(rank_step, now_ns=arrival.arrived_ns, mark=self._segment))
@@ -240,13 +241,17 @@ class Worker:
             if not (arrival.is_replay and isinstance(outcome, Duplicate)):
                 self._settle_outcome(outcome)
 
-    def _settle_outcome(self, outcome: Outcome) -> None:
+    def _settle_outcome(self, outcome: Outcome | Unjoined) -> None:
         if isinstance(outcome, JoinedStep):
             self._closed(outcome)
             return
         rank_step = outcome.rank_step
         run_id, step, rank = rank_step.run_id, rank_step.step, rank_step.rank
-        if isinstance(outcome, Late):
+        if isinstance(outcome, Unjoined):
+            self._remember(rank_step)
+            for sink in self._sinks:
+                sink.take_unjoined(rank_step)
+        elif isinstance(outcome, Late):
             self._remember(rank_step)
             for sink in self._sinks:
                 sink.take_late(rank_step)

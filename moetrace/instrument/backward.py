@@ -17,7 +17,6 @@ The engine may call hooks on a thread of its own, while the model's thread waits
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,10 +68,10 @@ class BackwardMarks:
 
     def note(self, site: int, start: int, end: int, inputs: Any, result: Any) -> None:
         """Watch the backward of a call that has just returned. No effect where it has none."""
-        outputs = dict(_nodes(result, _DEPTH))
+        outputs = _nodes(result)
         if not outputs:
             return
-        sources = dict(_nodes(inputs, _DEPTH))
+        sources = _nodes(inputs)
         call = _Call(site, start, end, self._serial)
         for number, node in outputs.items():
             # What is handed through is made, and ended, elsewhere.
@@ -132,22 +131,28 @@ class BackwardMarks:
         self._buffer.add(call.site, call.began, mark, BACKWARD)
 
 
-def _nodes(value: Any, depth: int) -> Iterator[tuple[int, Any]]:
-    """(number, node) that made each tensor in arguments or a result; leaves have none."""
+def _nodes(value: Any) -> dict[int, Any]:
+    """Nodes by number that made the tensors in arguments or a result; leaves have none."""
+    found: dict[int, Any] = {}
+    _collect(value, _DEPTH, found)
+    return found
+
+
+def _collect(value: Any, depth: int, found: dict[int, Any]) -> None:
     if isinstance(value, torch.Tensor):
         node = value.grad_fn
         if node is not None:
-            yield node._sequence_nr(), node
+            found[node._sequence_nr()] = node
         return
-    if depth == 0 or value is None or isinstance(value, int | str | float):
+    if depth == 0 or value is None:
         return
-    if isinstance(value, dict):
-        items: Any = value.values()
-    elif isinstance(value, tuple | list):
-        items = value
+    if isinstance(value, tuple | list):
+        items: Any = value
+    elif isinstance(value, dict):
+        items = value.values()
     elif hasattr(value, "__dataclass_fields__"):
         items = [getattr(value, name, None) for name in value.__dataclass_fields__]
     else:
         return
     for item in items:
-        yield from _nodes(item, depth - 1)
+        _collect(item, depth - 1, found)

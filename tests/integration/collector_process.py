@@ -120,6 +120,14 @@ def rows(directory: Path, sql: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def _noted_pid(note: Path) -> int | None:
+    """Who the note names: nobody, or one that was killed and has left it behind until the new one comes."""
+    try:
+        return int(json.loads(note.read_text())["pid"])
+    except FileNotFoundError:
+        return None
+
+
 @contextmanager
 def collector(directory: Path, *options: str) -> Iterator[CollectorProcess]:
     """A collector on free ports; killed at the end if the test has not stopped it."""
@@ -136,8 +144,7 @@ def collector(directory: Path, *options: str) -> Iterator[CollectorProcess]:
     try:
         note = directory / "collector.json"
         deadline = time.monotonic() + START_TIMEOUT_S
-        # One that was killed has left its note behind; until the new one owns the directory it is there.
-        while not note.exists() or json.loads(note.read_text())["pid"] != process.pid:
+        while _noted_pid(note) != process.pid:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"the collector did not start: {process.stderr.read()}")
             time.sleep(0.02)

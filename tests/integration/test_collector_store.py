@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,12 @@ from integration.collector_process import ROOT, environment, moetrace, rows
 from moetrace_collectors.ledger import ledger_rows
 from moetrace_collectors.sinks import clickhouse_rows
 from moetrace_collectors.testing import SyntheticRun
-from moetrace_schemas.clickhouse.render import migrations
+from moetrace_schemas.clickhouse.render import SHARDING_KEYS, migrations
+
+FILLED_BY_OTHERS = {
+    "schema_migrations", "runs", "expert_load_minutes", "phase_minutes", "exchange_minutes",
+}  # fmt: skip
+"""Tables that the sink of steps does not write: migrations, and what materialized views fill."""
 
 
 def run_python(code: str, *arguments: str) -> str:
@@ -33,12 +39,11 @@ def run_python(code: str, *arguments: str) -> str:
 def test_an_empty_store_is_migrated_once(tmp_path: Path) -> None:
     """`moetrace migrate` makes all tables, and a second time finds nothing to do."""
     first = moetrace("migrate", "--dir", str(tmp_path))
-    versions = [migration.version for migration in migrations()]
-    assert (first.returncode, first.stdout.count("applied ")) == (0, len(versions))
+    assert (first.returncode, first.stdout.count("applied ")) == (0, len(migrations()))
     second = moetrace("migrate", "--dir", str(tmp_path))
     assert (second.returncode, second.stdout.strip().endswith("database moetrace is current")) == (0, True)
     assert rows(tmp_path, "SELECT version FROM schema_migrations FINAL ORDER BY version") == [
-        {"version": version} for version in versions
+        {"version": migration.version} for migration in migrations()
     ]
 
 
@@ -72,22 +77,32 @@ def test_the_engine_parses_what_a_cluster_would_run() -> None:
     code = """
 import json
 import chdb
-from moetrace_schemas.clickhouse.render import create_database, migrations, render
+from moetrace_schemas.clickhouse.render import TIME_COLUMNS, create_database, migrations, time_to_live
+from moetrace_schemas.clickhouse.render import statements as rendered
 connection = chdb.connect(":memory:")
-statements = [create_database(database="moetrace", cluster="main")]
-statements += [render(item.template, database="moetrace", cluster="main") for item in migrations()]
+options = {"database": "moetrace", "cluster": "main"}
+statements = [create_database(**options)]
+statements += [statement for item in migrations() for statement in rendered(item.template, **options)]
+statements += [time_to_live(table, days, **options) for table in TIME_COLUMNS for days in (0, 7)]
 trees = [connection.query(f"EXPLAIN AST {statement}", "TSVRaw").bytes().decode() for statement in statements]
 print(json.dumps(list(zip(statements, trees))))
 """
     pairs = json.loads(run_python(code))
-    assert len(pairs) == 1 + len(migrations())
+    kinds: dict[str, int] = {}
     for statement, tree in pairs:
-        assert "ON CLUSTER 'main'" in statement
-        assert "CreateQuery" in tree or "AlterQuery" in tree
-    for statement, tree in pairs[1:]:
-        if "CreateQuery" in tree:
+        kind = tree.split()[0]
+        kinds[kind] = kinds.get(kind, 0) + 1
+        assert kind in ("CreateQuery", "AlterQuery", "InsertQuery"), statement
+        assert kind == "InsertQuery" or "ON CLUSTER 'main'" in statement
+        if statement.startswith("CREATE TABLE") and "Distributed" not in statement:
             assert "Replicated" in statement
             assert "MergeTree" in tree
+    tables = [name for name, key in SHARDING_KEYS.items() if key]
+    for name in SHARDING_KEYS:
+        assert any(f"'moetrace', '{name}_local'" in statement for statement, _ in pairs), name
+    assert kinds["InsertQuery"] == 1
+    changes = sum(item.template.startswith("ALTER") for item in migrations())
+    assert kinds["AlterQuery"] == changes + 2 * len(tables)
 
 
 def test_generated_tables_are_current() -> None:
@@ -106,13 +121,16 @@ def test_rows_fill_every_column_of_their_tables() -> None:
     """The sink writes exactly the columns that the migrations make; only defaults are left out."""
     schema = (ROOT / "schemas" / "moetrace_schemas" / "clickhouse" / "schema.sql").read_text()
     tables: dict[str, list[str]] = {}
-    for part in schema.split("CREATE TABLE moetrace.")[1:]:
-        name, _, body = part.partition("\n")
+    for part in re.split(r"\n\n(?=CREATE )", schema)[1:]:
+        first, _, body = part.partition("\n")
+        if not first.startswith("CREATE TABLE moetrace."):
+            continue
+        name = first.removeprefix("CREATE TABLE moetrace.")
         tables[name] = [line.split("`")[1] for line in body.splitlines() if line.startswith("    `")]
     rank_steps = SyntheticRun(world_size=1).step(0)
     filled = set()
     for written in (
-        *clickhouse_rows.rank_step_rows(rank_steps, late=False),
+        *clickhouse_rows.rank_step_rows(rank_steps, late=False, received_unix_ms=0),
         *clickhouse_rows.verdict_rows([]),
         clickhouse_rows.event_rows([]),
     ):
@@ -122,7 +140,7 @@ def test_rows_fill_every_column_of_their_tables() -> None:
     assert set(ledger_rows.LEDGER_COLUMNS) == set(tables[ledger_rows.LEDGER_TABLE])
     assert list(ledger_rows.SLOT_COLUMNS) == tables[ledger_rows.SLOTS_TABLE]
     filled |= {ledger_rows.LEDGER_TABLE, ledger_rows.SLOTS_TABLE}
-    assert tables.keys() - filled == {"schema_migrations"}
+    assert tables.keys() - filled == FILLED_BY_OTHERS
 
 
 def test_print_shows_what_would_run() -> None:
@@ -130,7 +148,18 @@ def test_print_shows_what_would_run() -> None:
     done = moetrace("migrate", "--print", "--cluster", "main", "--database", "moe")
     assert done.returncode == 0
     assert done.stdout.startswith("CREATE DATABASE IF NOT EXISTS moe ON CLUSTER 'main';")
-    assert done.stdout.count(";\n") == 1 + len(migrations())
+    assert "CREATE TABLE IF NOT EXISTS moe.phase_spans_local ON CLUSTER 'main'" in done.stdout
+    assert "ENGINE = Distributed('main', 'moe', 'phase_spans_local', cityHash64(run_id, step))" in done.stdout
+
+
+def test_rows_are_kept_as_long_as_told(tmp_path: Path) -> None:
+    """`moetrace migrate --ttl` changes the time to live of one table, again and again, or takes it away."""
+    for days, kept in (("7", "toIntervalDay(7)"), ("0", ""), ("9", "toIntervalDay(9)")):
+        done = moetrace("migrate", "--dir", str(tmp_path), "--ttl", f"phase_spans={days}")
+        assert done.returncode == 0, done.stderr
+        [table] = rows(tmp_path, "SELECT engine_full FROM system.tables WHERE name = 'phase_spans'")
+        assert ("TTL" in str(table["engine_full"])) == bool(kept)
+        assert kept in str(table["engine_full"])
 
 
 @pytest.mark.parametrize(
@@ -138,6 +167,8 @@ def test_print_shows_what_would_run() -> None:
     [
         (("migrate",), "which store? give --dir DIR, --dsn DSN, or --print"),
         (("migrate", "--dsn", "nonsense"), "store dsn 'nonsense'"),
+        (("migrate", "--print", "--ttl", "phase_spans"), "--ttl phase_spans: TABLE=DAYS expected"),
+        (("migrate", "--dir", "/tmp", "--ttl", "nothing=3"), "ttl of 'nothing': one of collector_events"),
         (("migrate", "--print", "--database", "a b"), "database 'a b'"),
         (("collect", "--host", "0.0.0.0"), "add tls_certificate and tls_key, and token_file"),
         (("collect", "--http-port", "99999"), "http_port = 99999: 0 to 65535 expected"),

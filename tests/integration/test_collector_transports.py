@@ -11,6 +11,7 @@ from pathlib import Path
 import clickhouse_connect
 import grpc
 import pytest
+from clickhouse_connect.driver.exceptions import DatabaseError
 from google.protobuf import json_format
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -247,3 +248,66 @@ def test_the_clickhouse_driver_works_over_it(process: CollectorProcess) -> None:
     assert result.result_rows == [(1, "0001_create_schema_migrations.sql")]
     assert client.command("SELECT count() FROM system.one") == 1
     client.close()
+
+
+def test_the_driver_streams_blocks_and_reads_every_type(process: CollectorProcess) -> None:
+    """Native blocks as a stream, rows, tables of Arrow, parameters of several types, and errors by number."""
+    address = urllib.parse.urlsplit(process.http_address)
+    with clickhouse_connect.get_client(
+        host=address.hostname, port=address.port, database="moetrace", query_limit=0
+    ) as client:
+        with client.query_row_block_stream("SELECT number FROM numbers(4000)") as stream:
+            assert sum(len(block) for block in stream) == 4_000
+        [row] = client.query(
+            "SELECT {a:Array(UInt32)}, {t:String}, toDateTime64('2030-01-02 03:04:05.123456789', 9, 'UTC'), "
+            "map('x', toInt64(-1)), toNullable(NULL::Nullable(Int16)), toLowCardinality('l')",
+            {"a": [1, 2], "t": "it's\t\\"},
+        ).result_rows
+        assert (row[0], row[1], row[3], row[4], row[5]) == ([1, 2], "it's\t\\", {"x": -1}, None, "l")
+        assert client.query_arrow("SELECT version FROM schema_migrations FINAL").num_rows == len(migrations())
+        assert client.query("SELECT * FROM v_runs LIMIT 0").column_names[0] == "run_id"
+        with pytest.raises(DatabaseError, match=r"readonly|only reading"):
+            client.command("DROP TABLE step_verdicts")
+
+
+def test_grafanas_questions_about_tables_are_answered(process: CollectorProcess) -> None:
+    """What a data source asks to fill its pickers, and how it sends a panel's query."""
+    headers = {"X-ClickHouse-User": "default", "X-ClickHouse-Key": "", "Accept-Encoding": "gzip"}
+    for sql in (
+        "SELECT displayName(), version(), revision(), timezone()",
+        "SELECT 1",
+        "SELECT version()",
+        "SELECT name FROM system.databases",
+        "SELECT name FROM system.tables WHERE database = 'moetrace'",
+        'DESC TABLE "moetrace"."step_verdicts"',
+        "SHOW TABLES FROM moetrace",
+        "/* grafana_user:admin */ SELECT count() FROM moetrace.v_runs",
+    ):
+        answer = process.post(
+            sql.encode(),
+            path="/?default_format=JSONCompact&database=moetrace",
+            content_type="text/plain",
+            **headers,
+        )
+        assert answer.status == 200, (sql, answer.body)
+        assert json.loads(answer.body)["data"], sql
+
+
+def test_gos_driver_gets_the_blocks_that_it_asks_for(process: CollectorProcess) -> None:
+    """The first request of Go's driver, and with it of Grafana's data source: Native of a newer version."""
+    answer = process.post(
+        b"SELECT displayName(), version(), revision(), timezone()",
+        path="/?client_protocol_version=54460&database=moetrace&default_format=Native",
+        content_type="text/plain",
+        Accept_Encoding="gzip",
+    )
+    assert answer.status == 200
+    # Block info, 4 columns, 1 row, and behind the first column's type the byte that says: nothing custom.
+    assert answer.body.startswith(b"\x01\x00\x02\xff\xff\xff\xff\x00\x04\x01\x0ddisplayName()\x06String\x00")
+    assert b"\x0arevision()\x06UInt32\x00" in answer.body
+    old = process.post(
+        b"SELECT 1 AS check",
+        path="/?client_protocol_version=54405&default_format=Native",
+        content_type="text/plain",
+    )
+    assert old.body == b"\x01\x01\x05check\x05UInt8\x01"

@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from moetrace_collectors.config import CollectorConfig, load_config
+from moetrace_collectors.config import JOINS, CollectorConfig, load_config
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.store import INSTALL
 
@@ -44,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--no-grpc", dest="grpc", action="store_const", const=False, help="do not listen for OTLP/gRPC"
+    )
+    parser.add_argument(
+        "--join",
+        choices=JOINS,
+        help="who joins steps: this collector, or the store, with moetrace join and any number of "
+        f"collectors (default: {defaults.join})",
     )
     parser.add_argument(
         "--join-timeout-s",
@@ -84,7 +90,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run until a signal; 0 when everything that was acknowledged is stored, else 1."""
     names = (
-        "directory", "dsn", "database", "host", "http_port", "grpc_port", "grpc", "join_timeout_s",
+        "directory", "dsn", "database", "host", "http_port", "grpc_port", "grpc", "join",
+        "join_timeout_s",
         "insecure", "tls_certificate", "tls_key", "tls_client_ca", "token_file", "open_metrics",
     )  # fmt: skip
     flags: dict[str, object] = {name: getattr(arguments, name) for name in names}

@@ -7,9 +7,15 @@ from pathlib import Path
 
 from moetrace_collectors import owner
 from moetrace_collectors.errors import UsageError
-from moetrace_collectors.migrate import migrate
+from moetrace_collectors.migrate import keep_rows_for, migrate
 from moetrace_collectors.store import StoreAddress, embedded_dsn, first_line, open_client, parse_store
-from moetrace_schemas.clickhouse.render import MigrationError, create_database, migrations, render
+from moetrace_schemas.clickhouse.render import (
+    MigrationError,
+    create_database,
+    migrations,
+    statements,
+    time_to_live,
+)
 
 HELP = "make or update the tables of a store (moetrace collect does it for its own)"
 
@@ -22,7 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     target.add_argument("--print", action="store_true", help="print the statements and run nothing")
     parser.add_argument("--database", default="moetrace", help="database of the tables (default: moetrace)")
     parser.add_argument(
-        "--cluster", metavar="NAME", help="make replicated tables on this ClickHouse cluster (ON CLUSTER)"
+        "--cluster",
+        metavar="NAME",
+        help="make replicated tables, sharded by step, on this ClickHouse cluster (ON CLUSTER)",
+    )
+    parser.add_argument(
+        "--ttl",
+        action="append",
+        default=[],
+        metavar="TABLE=DAYS",
+        help="keep the rows of a table for so many days (0 = for ever); several allowed. "
+        "Raw rows of ranks stay 30 days, verdicts 365, roll-ups 400 unless this says otherwise",
     )
 
 
@@ -30,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Apply what is missing; 0 when the store is current."""
     try:
         if arguments.print:
-            _print(arguments.database, arguments.cluster)
+            _print(arguments.database, arguments.cluster, _days(arguments.ttl))
             return 0
         address = _address(arguments)
         if arguments.cluster is not None and address.embedded_path is not None:
@@ -40,10 +56,24 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
 
 
-def _print(database: str, cluster: str | None) -> None:
-    statements = [create_database(database=database, cluster=cluster)]
-    statements += [render(item.template, database=database, cluster=cluster) for item in migrations()]
-    for statement in statements:
+def _days(options: list[str]) -> dict[str, int]:
+    days: dict[str, int] = {}
+    for option in options:
+        table, _, number = option.partition("=")
+        if not number.isdecimal():
+            raise UsageError(f"--ttl {option}: TABLE=DAYS expected, as in phase_spans=14")
+        days[table] = int(number)
+    return days
+
+
+def _print(database: str, cluster: str | None, days_by_table: dict[str, int]) -> None:
+    to_run = [create_database(database=database, cluster=cluster)]
+    for item in migrations():
+        to_run += statements(item.template, database=database, cluster=cluster)
+    to_run += [
+        time_to_live(table, days, database=database, cluster=cluster) for table, days in days_by_table.items()
+    ]
+    for statement in to_run:
         print(f"{statement.strip()};\n")
 
 
@@ -56,6 +86,9 @@ def _address(arguments: argparse.Namespace) -> StoreAddress:
 
 
 def _apply(address: StoreAddress, arguments: argparse.Namespace) -> int:
+    days_by_table = _days(arguments.ttl)
+    for table, days in days_by_table.items():  # a mistake is told before anything is changed
+        time_to_live(table, days, database=arguments.database)
     folder = address.embedded_path.parent if address.embedded_path is not None else None
     ownership = owner.acquire(folder, address) if folder is not None else None
     try:
@@ -64,6 +97,7 @@ def _apply(address: StoreAddress, arguments: argparse.Namespace) -> int:
 
         try:
             applied = migrate(client, database=arguments.database, cluster=arguments.cluster)
+            keep_rows_for(client, days_by_table, database=arguments.database, cluster=arguments.cluster)
         except ClickHouseError as error:
             raise UsageError(f"{address.display} refused a migration: {first_line(error)}") from error
         finally:
@@ -73,6 +107,8 @@ def _apply(address: StoreAddress, arguments: argparse.Namespace) -> int:
             ownership.release()
     for migration in applied:
         print(f"applied {migration.name}")
+    for table, days in days_by_table.items():
+        print(f"{table}: rows are kept {f'{days} days' if days else 'for ever'}")
     if not applied:
         print(f"{address.display}: database {arguments.database} is current")
     return 0

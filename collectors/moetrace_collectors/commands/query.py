@@ -22,7 +22,8 @@ from moetrace_collectors.read_only_query import (
     ServerQueryRunner,
 )
 from moetrace_collectors.run_directory import RunDirectory, newest_run_directory, open_run_directory
-from moetrace_collectors.store import StoreAddress, first_line, open_client, parse_store
+from moetrace_collectors.store import StoreAddress, escape_parameter, first_line, open_client, parse_store
+from moetrace_schemas.clickhouse import cookbook
 
 HELP = "run a read-only SQL query over a run"
 TIMEOUT_S = 300.0
@@ -35,7 +36,25 @@ LIMITS = QueryLimits(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     parser.add_argument(
-        "sql", metavar="SQL", help='as in "SELECT * FROM step_verdicts LIMIT 10"; - reads stdin'
+        "sql",
+        nargs="?",
+        metavar="SQL",
+        help='as in "SELECT * FROM step_verdicts LIMIT 10"; - reads stdin',
+    )
+    parser.add_argument(
+        "--cookbook",
+        nargs="?",
+        const="",
+        metavar="NAME",
+        help="run a question of the cookbook instead, over the newest run or --param run=ID; "
+        "without a name: list them",
+    )
+    parser.add_argument(
+        "--param",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="value of a {NAME:Type} placeholder; several allowed",
     )
     target = parser.add_mutually_exclusive_group()
     target.add_argument("--dir", type=Path, metavar="DIR", help="run directory (default: the newest one)")
@@ -52,10 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the result; 0, or 1 where the query failed."""
-    sql = sys.stdin.read() if arguments.sql == "-" else arguments.sql
-    query = Query(sql=sql, format=arguments.format, database=arguments.database, parameters={}, settings={})
+    if arguments.cookbook == "":
+        print(_cookbook())
+        return 0
     try:
-        result = _result(arguments, query)
+        result = _result(arguments, _query(arguments))
     except QueryError as error:
         print(f"moetrace: {first_line(error, limit=1000)}", file=sys.stderr)
         return 1
@@ -64,6 +84,62 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.buffer.write(b"\n")
     sys.stdout.buffer.flush()
     return 0
+
+
+def _query(arguments: argparse.Namespace) -> Query:
+    parameters = dict(_parameter(option) for option in arguments.param)
+    if (arguments.sql is None) == (arguments.cookbook is None):
+        raise UsageError("what to ask? give SQL, or --cookbook NAME (--cookbook alone lists them)")
+    if arguments.cookbook is not None:
+        try:
+            recipe = cookbook.recipe(arguments.cookbook)
+            parameters = recipe.parameters(parameters)
+        except cookbook.CookbookError as error:
+            raise UsageError(str(error)) from error
+        sql = recipe.sql
+        if "run" in recipe.placeholders and "run" not in parameters:
+            parameters["run"] = _newest_run(arguments)
+    else:
+        sql = sys.stdin.read() if arguments.sql == "-" else arguments.sql
+    return Query(
+        sql=sql,
+        format=arguments.format,
+        database=arguments.database,
+        parameters={name: escape_parameter(value) for name, value in parameters.items()},
+        settings={},
+    )
+
+
+def _parameter(option: str) -> tuple[str, str]:
+    name, equals, value = option.partition("=")
+    if not equals or not name.isidentifier():
+        raise UsageError(f"--param {option}: NAME=VALUE expected, as in run=my-run")
+    return name, value
+
+
+def _newest_run(arguments: argparse.Namespace) -> str:
+    found = _result(
+        arguments,
+        Query(
+            sql=cookbook.NEWEST_RUN,
+            format="TabSeparatedRaw",
+            database=arguments.database,
+            parameters={},
+            settings={},
+        ),
+    )
+    run_id = found.decode().strip()
+    if not run_id:
+        raise UsageError("the store holds no run yet: nothing has been stored there")
+    return run_id
+
+
+def _cookbook() -> str:
+    lines = []
+    for recipe in cookbook.recipes():
+        takes = " ".join(f"{name}={recipe.defaults.get(name, '')}" for name in recipe.placeholders)
+        lines.append(f"{recipe.name:28} {recipe.question}" + (f" [{takes}]" if takes else ""))
+    return "\n".join(lines)
 
 
 def _result(arguments: argparse.Namespace, query: Query) -> bytes:
@@ -111,7 +187,8 @@ def _on_server(address: StoreAddress, query: Query) -> bytes:
 def _over_http(url: str, query: Query) -> bytes:
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"--url {url}: a collector's address as in http://127.0.0.1:4318 expected")
-    parameters = urllib.parse.urlencode({"default_format": query.format, "database": query.database})
+    bound = {f"param_{name}": value for name, value in query.parameters.items()}
+    parameters = urllib.parse.urlencode({"default_format": query.format, "database": query.database, **bound})
     request = urllib.request.Request(
         f"{url.rstrip('/')}/?{parameters}",
         data=query.sql.encode(),

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from moetrace_collectors import native_blocks
 from moetrace_collectors.access.scopes import RouteScopes, Scope
 from moetrace_collectors.read_only_query import Query, QueryError, QueryRunner
 from moetrace_schemas.enums import QueryFailure
@@ -110,6 +111,10 @@ class Pages:
             query = _query(request, sql)
             # Not the pool that decodes requests: slow queries must not keep ranks waiting.
             result = await asyncio.to_thread(self._queries.run, query)
+            if query.format == "Native" and _protocol_version(request) >= native_blocks.FIRST_VERSION:
+                result = await asyncio.to_thread(native_blocks.with_block_info, result)
+        except native_blocks.NativeBlockError as error:
+            return PlainTextResponse(f"{error}\n", 400)
         except QueryError as error:
             self._on_query_failed(_FAILURE.get(error.status, QueryFailure.FAILED))
             headers = {"X-ClickHouse-Exception-Code": str(error.code)} if error.code else {}
@@ -130,6 +135,11 @@ class Pages:
                 "X-ClickHouse-Summary": "{}",
             },
         )
+
+
+def _protocol_version(request: Request) -> int:
+    text = request.query_params.get("client_protocol_version", "0")
+    return int(text) if text.isdecimal() and len(text) < 9 else 0
 
 
 async def _read_body(request: Request) -> str:

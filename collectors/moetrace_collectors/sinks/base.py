@@ -45,6 +45,9 @@ class Sink(Protocol):
     def take_step(self, result: StepResult) -> None:
         """A step has closed."""
 
+    def take_unjoined(self, rank_step: RankStep) -> None:
+        """A rank step that this collector does not join: the store does."""
+
     def take_late(self, rank_step: RankStep) -> None:
         """A rank step came after its step had closed; its rows are still wanted."""
 

@@ -7,6 +7,7 @@ the same keys and replace each other in the store.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,13 @@ from moetrace_collectors.joiner import size_bytes
 from moetrace_collectors.model import RankStep
 from moetrace_collectors.sinks.base import StepResult
 from moetrace_collectors.sinks.clickhouse_columns import TableColumns
-from moetrace_collectors.sinks.clickhouse_rows import TableRows, event_rows, rank_step_rows, verdict_rows
+from moetrace_collectors.sinks.clickhouse_rows import (
+    NS_PER_MS,
+    TableRows,
+    event_rows,
+    rank_step_rows,
+    verdict_rows,
+)
 from moetrace_collectors.store import first_line
 
 RETRYABLE_CODES = frozenset({159, 202, 209, 210, 241, 242, 243, 252, 319, 425, 999})
@@ -42,6 +49,7 @@ class ClickHouseSink:
         clock_ns: Callable[[], int],
         on_stored: Callable[[str, int], None],
         on_lost: Callable[[str, int], None],
+        unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """Take a client of a migrated store.
 
@@ -54,6 +62,7 @@ class ClickHouseSink:
             on_stored: told (table, rows) after each insert.
             on_lost: told (table, rows) of rows that the store refuses for good, and of events that
                 were dropped because the store has been away.
+            unix_ns: clock that says when rows were written.
         """
         from clickhouse_connect.driver import exceptions
 
@@ -70,8 +79,10 @@ class ClickHouseSink:
         self._clock_ns = clock_ns
         self._on_stored = on_stored
         self._on_lost = on_lost
+        self._unix_ns = unix_ns
         self._results: list[StepResult] = []
         self._late: list[RankStep] = []
+        self._unjoined: list[RankStep] = []
         self._events: list[CollectorEvent] = []
         self._buffered_bytes = 0
         self._oldest_ns: int | None = None
@@ -86,12 +97,18 @@ class ClickHouseSink:
     @property
     def has_unwritten(self) -> bool:
         """See Sink."""
-        return bool(self._results or self._late or self._events or self._unwritten)
+        return bool(self._results or self._late or self._unjoined or self._events or self._unwritten)
 
     def take_step(self, result: StepResult) -> None:
         """See Sink."""
         self._results.append(result)
         self._buffered_bytes += sum(size_bytes(rank_step) for rank_step in result.joined.rank_steps)
+        self._touch()
+
+    def take_unjoined(self, rank_step: RankStep) -> None:
+        """See Sink."""
+        self._unjoined.append(rank_step)
+        self._buffered_bytes += size_bytes(rank_step)
         self._touch()
 
     def take_late(self, rank_step: RankStep) -> None:
@@ -140,16 +157,17 @@ class ClickHouseSink:
             self._oldest_ns = self._clock_ns()
 
     def _render(self) -> None:
-        joined = [step for result in self._results for step in result.joined.rank_steps]
+        on_time = [step for result in self._results for step in result.joined.rank_steps] + self._unjoined
+        now_ms = self._unix_ns() // NS_PER_MS
         tables: tuple[TableColumns | TableRows, ...] = (
-            *rank_step_rows(joined, late=False),
-            *rank_step_rows(self._late, late=True),
+            *rank_step_rows(on_time, late=False, received_unix_ms=now_ms),
+            *rank_step_rows(self._late, late=True, received_unix_ms=now_ms),
             *verdict_rows(self._results),
             event_rows(self._events),
         )
         self._unwritten = [rows for rows in tables if len(rows)]
         self._num_unwritten_steps = len(self._results)
-        self._results, self._late, self._events = [], [], []
+        self._results, self._late, self._unjoined, self._events = [], [], [], []
         self._buffered_bytes = 0
         self._oldest_ns = None
 

@@ -29,6 +29,7 @@ _DIRECTIONS = [DIRECTION_BY_CODE[code].value for code in range(len(DIRECTION_BY_
 _SPANS = [COACTIVATION_SPAN_BY_CODE[code].value for code in range(len(COACTIVATION_SPAN_BY_CODE))]
 _COUNT_KINDS = [COUNT_KIND_BY_CODE[code].value for code in range(len(COUNT_KIND_BY_CODE))]
 _ROUTED = next(code for code, kind in COUNT_KIND_BY_CODE.items() if kind is CountKind.ROUTED)
+_RECEIVED = next(code for code, kind in COUNT_KIND_BY_CODE.items() if kind is CountKind.RECEIVED)
 _NS = pa.timestamp("ns", tz="UTC")
 _MS = pa.timestamp("ms", tz="UTC")
 
@@ -97,6 +98,8 @@ def phase_spans(steps: Sequence[RankStep]) -> TableColumns:
         "duration_ns": _joined([step.phases.duration_ns for step in steps], np.int64),
         "bytes": _joined([step.phases.bytes for step in steps], np.int64),
         "rows": _joined([step.phases.rows for step in steps], np.int64),
+        "record_microbatch": of.numbers([step.microbatch for step in steps], np.uint16),
+        "position": _joined([np.arange(len(step.phases)) for step in steps], np.uint32),
     }
     return TableColumns(table="phase_spans", arrow=pa.table(columns))
 
@@ -104,14 +107,8 @@ def phase_spans(steps: Sequence[RankStep]) -> TableColumns:
 def expert_loads(steps: Sequence[RankStep]) -> TableColumns:
     """One row per expert, layer and kind. Zeros are kept for routed, so that a dead expert shows."""
     entries = [(step, entry) for step in steps for entry in step.experts]
-    experts = [
-        np.arange(len(entry.counts)) if entry.kind == _ROUTED else entry.counts.nonzero()[0]
-        for _, entry in entries
-    ]
-    counts = [
-        entry.counts if entry.kind == _ROUTED else entry.counts[chosen]
-        for (_, entry), chosen in zip(entries, experts, strict=True)
-    ]
+    experts = [_kept_experts(entry.kind, entry.counts) for _, entry in entries]
+    counts = [entry.counts[chosen] for (_, entry), chosen in zip(entries, experts, strict=True)]
     of = _Repeated([len(chosen) for chosen in experts])
     step_times = of.numbers([step.start_unix_ns // NS_PER_MS for step, _ in entries], np.int64)
     columns = {
@@ -129,6 +126,22 @@ def expert_loads(steps: Sequence[RankStep]) -> TableColumns:
         "step_time": pa.array(step_times, type=_MS),
     }
     return TableColumns(table="expert_loads", arrow=pa.table(columns))
+
+
+def _kept_experts(kind: int, counts: IntArray) -> IntArray:
+    """Experts that get a row.
+
+    Zeros are kept for routed, so that a dead expert shows. The other kinds are sparse, but the last expert
+    of received is kept: a rank that got no rows is not one that did not count, and a reader can tell how
+    many experts there are.
+    """
+    if kind == _ROUTED:
+        return np.arange(len(counts))
+    experts = counts.nonzero()[0]
+    last = len(counts) - 1
+    if kind == _RECEIVED and (not len(experts) or experts[-1] != last):
+        experts = np.append(experts, last)
+    return experts
 
 
 def rank_traffic(steps: Sequence[RankStep]) -> TableColumns:
@@ -149,6 +162,7 @@ def rank_traffic(steps: Sequence[RankStep]) -> TableColumns:
         "bytes": _joined([entry.rows * entry.row_bytes for _, entry in entries], np.int64),
         "source_host": of.texts([step.host_name for step, _ in entries]),
         "step_time": pa.array(step_times, type=_MS),
+        "direction": of.texts([_DIRECTIONS[entry.direction] for _, entry in entries]),
     }
     return TableColumns(table="rank_traffic", arrow=pa.table(columns))
 

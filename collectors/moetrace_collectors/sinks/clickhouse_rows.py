@@ -54,24 +54,29 @@ class _Builder:
         return TableRows(table=self._table, names=self._names, columns=self._columns)
 
 
-def rank_step_rows(rank_steps: Sequence[RankStep], *, late: bool) -> tuple[TableColumns | TableRows, ...]:
-    """Everything that rank steps themselves say: all tables but those of verdicts and events."""
+def rank_step_rows(
+    rank_steps: Sequence[RankStep], *, late: bool, received_unix_ms: int
+) -> tuple[TableColumns | TableRows, ...]:
+    """Everything that rank steps themselves say: all tables but those of verdicts and events.
+
+    `rank_steps` goes last: a reader that finds a row there finds the rows of the other tables too.
+    """
     return (
         phase_spans(rank_steps),
         expert_loads(rank_steps),
         rank_traffic(rank_steps),
-        _rank_steps(rank_steps, late),
         _routing_violations(rank_steps),
         expert_coactivation(rank_steps),
+        _rank_steps(rank_steps, late, received_unix_ms),
     )
 
 
-def _rank_steps(rank_steps: Iterable[RankStep], late: bool) -> TableRows:
+def _rank_steps(rank_steps: Iterable[RankStep], late: bool, received_unix_ms: int) -> TableRows:
     builder = _Builder(
         "rank_steps", "run_id", "step", "rank", "microbatch", "trace_id", "world_size", "ep_group", "ep_rank",
         "ep_size", "forward_mode", "cohort", "model_name", "model_version", "host_name", "clock",
         "sample_period", "placement_version", "warmup", "late", "start_time", "duration_ns",
-        "expected_sites", "seen_sites",
+        "received_at", "expected_sites", "seen_sites",
     )  # fmt: skip
     for step in rank_steps:
         builder.add_row(
@@ -96,6 +101,7 @@ def _rank_steps(rank_steps: Iterable[RankStep], late: bool) -> TableRows:
             int(late),
             step.start_unix_ns,
             step.duration_ns,
+            received_unix_ms,
             step.expected_sites,
             step.seen_sites,
         )

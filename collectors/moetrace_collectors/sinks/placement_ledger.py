@@ -133,6 +133,9 @@ class LedgerSink:
             )
         )
 
+    def take_unjoined(self, rank_step: RankStep) -> None:
+        """See Sink."""
+
     def take_late(self, rank_step: RankStep) -> None:
         """See Sink."""
 

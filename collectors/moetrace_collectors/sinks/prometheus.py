@@ -113,6 +113,9 @@ class PrometheusSink:
         self._groups.take(result)
         self._take_receipts(result)
 
+    def take_unjoined(self, rank_step: RankStep) -> None:
+        """See Sink: nothing is known of its step here, so the metrics of steps are not there."""
+
     def take_late(self, rank_step: RankStep) -> None:
         """See Sink: a verdict was given without it, so it is not counted into anything."""
 

@@ -9,19 +9,23 @@ _AT = "WHERE run_id = {run:String} AND step = {step:UInt64}"
 _TABLE = "FROM {{database:Identifier}}.{name} FINAL"
 
 
+def _from(name: str) -> str:
+    return _TABLE.format(name=name)
+
+
 def _read(name: str) -> str:
-    return f"{_TABLE.format(name=name)} {_AT}"
+    return f"{_from(name)} {_AT}"
 
 
 SLOW_STEPS = f"""
-SELECT step {_TABLE.format(name="step_verdicts")}
+SELECT step {_from("step_verdicts")}
 WHERE run_id = {{run:String}} AND warmup = 0
 ORDER BY evidence = 'clear' DESC, worth_ns DESC, step_ns DESC, step LIMIT {{limit:UInt64}}
 """
 """Costliest first; those that are not clear after those that are."""
 
 STEPS_BETWEEN = f"""
-SELECT step {_TABLE.format(name="step_verdicts")}
+SELECT step {_from("step_verdicts")}
 WHERE run_id = {{run:String}} AND step >= {{first:UInt64}} AND step <= {{last:UInt64}}
 ORDER BY step LIMIT {{limit:UInt64}}
 """

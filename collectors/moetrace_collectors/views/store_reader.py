@@ -64,7 +64,7 @@ def read_run(store: Store, run_id: str, *, step: int | None = None) -> RunView:
     if not steps:
         raise UsageError(
             f"run {run_id!r} has no joined step yet: a step is joined when its last rank arrives "
-            "or its window passes"
+            "or its window passes (where collectors leave the join to the store: when moetrace join runs)"
         )
     drawn = worst_step(steps) if step is None else _step_asked_for(steps, step)
     parameters["first_step"] = steps[0].step

@@ -17,6 +17,66 @@ TTL toDateTime(time) + toIntervalDay(90)
 SETTINGS index_granularity = 8192
 COMMENT 'What the collector could not join or store as it came';
 
+CREATE TABLE moetrace.exchange_minutes
+(
+    `run_id` LowCardinality(String) COMMENT 'Run',
+    `minute` DateTime COMMENT 'Start of the minute (UTC)' CODEC(Delta(4), ZSTD(1)),
+    `layer` Int16 COMMENT 'Layer of the exchange' CODEC(ZSTD(1)),
+    `phase` LowCardinality(String) COMMENT 'dispatch or combine',
+    `direction` LowCardinality(String) COMMENT 'forward or backward',
+    `exchanges` SimpleAggregateFunction(sum, UInt64) COMMENT 'Exchanges of joined steps, one per expert-parallel group' CODEC(T64, ZSTD(1)),
+    `transfer_ns` SimpleAggregateFunction(sum, Int64) COMMENT 'Transfers, ns' CODEC(T64, ZSTD(1)),
+    `longest_transfer_ns` SimpleAggregateFunction(max, Int64) COMMENT 'Longest transfer, ns' CODEC(T64, ZSTD(1)),
+    `wait_ns` SimpleAggregateFunction(sum, Int64) COMMENT 'Waits summed over ranks, ns' CODEC(T64, ZSTD(1)),
+    `extension_ns` SimpleAggregateFunction(sum, Int64) COMMENT 'Extensions, ns' CODEC(T64, ZSTD(1)),
+    `ambiguous` SimpleAggregateFunction(sum, UInt64) COMMENT 'Exchanges whose waits and work disagree' CODEC(T64, ZSTD(1)),
+    `by_transfer` SimpleAggregateFunction(sumMap, Map(UInt16, UInt64)) COMMENT 'Exchanges by floor(8 log2(transfer ns)), as phase_minutes.by_duration'
+)
+ENGINE = AggregatingMergeTree
+PARTITION BY toYYYYMM(minute)
+ORDER BY (run_id, layer, phase, direction, minute)
+TTL minute + toIntervalDay(400)
+SETTINGS index_granularity = 8192
+COMMENT 'All-to-alls per minute, filled from step_barriers as it is written. A row delivered twice counts twice here';
+
+CREATE MATERIALIZED VIEW moetrace.exchange_minutes_mv TO moetrace.exchange_minutes
+(
+    `run_id` LowCardinality(String),
+    `minute` DateTime,
+    `layer` Int16,
+    `phase` LowCardinality(String),
+    `direction` LowCardinality(String),
+    `exchanges` UInt64,
+    `transfer_ns` Int64,
+    `longest_transfer_ns` Int64,
+    `wait_ns` Int64,
+    `extension_ns` Int64,
+    `ambiguous` UInt64,
+    `by_transfer` Map(UInt16, UInt64)
+)
+COMMENT 'Fills exchange_minutes from step_barriers'
+AS SELECT
+    run_id,
+    toStartOfMinute(toDateTime(step_time)) AS minute,
+    layer,
+    phase,
+    direction,
+    count() AS exchanges,
+    sum(source.transfer_ns) AS transfer_ns,
+    max(source.transfer_ns) AS longest_transfer_ns,
+    sum(source.wait_sum_ns) AS wait_ns,
+    sum(source.extension_ns) AS extension_ns,
+    sum(toUInt64(source.ambiguous)) AS ambiguous,
+    sumMap(map(toUInt16(floor(8 * log2(greatest(source.transfer_ns, 1)))), toUInt64(1))) AS by_transfer
+FROM moetrace.step_barriers AS source
+WHERE phase IN ('dispatch', 'combine')
+GROUP BY
+    run_id,
+    minute,
+    layer,
+    phase,
+    direction;
+
 CREATE TABLE moetrace.expert_coactivation
 (
     `run_id` LowCardinality(String) COMMENT 'Run',
@@ -38,6 +98,63 @@ ORDER BY (run_id, step, layer, span, forward_mode, rank, microbatch, first, seco
 TTL toDateTime(step_time) + toIntervalDay(30)
 SETTINGS index_granularity = 8192
 COMMENT 'Experts that serve the same tokens, of sampled steps and layers';
+
+CREATE TABLE moetrace.expert_load_minutes
+(
+    `run_id` LowCardinality(String) COMMENT 'Run',
+    `minute` DateTime COMMENT 'Start of the minute (UTC)' CODEC(Delta(4), ZSTD(1)),
+    `layer` Int16 COMMENT 'MoE layer' CODEC(ZSTD(1)),
+    `count_kind` LowCardinality(String) COMMENT 'Closed set CountKind',
+    `forward_mode` LowCardinality(String) COMMENT 'train, prefill, decode or mixed',
+    `cohort` LowCardinality(String) COMMENT 'Allow-listed traffic cohort',
+    `placement_version` UInt32 COMMENT 'Placement epoch; 0 = unknown' CODEC(ZSTD(1)),
+    `rank` Int32 COMMENT 'Receiving rank for count_kind received; -1 = summed over ranks' CODEC(ZSTD(1)),
+    `expert` UInt32 COMMENT 'Logical expert' CODEC(DoubleDelta, ZSTD(1)),
+    `count` SimpleAggregateFunction(sum, Int64) COMMENT 'Sum of expert_loads.count; zeros stay, so that a dead expert shows' CODEC(T64, ZSTD(1))
+)
+ENGINE = AggregatingMergeTree
+PARTITION BY toYYYYMM(minute)
+ORDER BY (run_id, count_kind, forward_mode, layer, minute, cohort, placement_version, rank, expert)
+TTL minute + toIntervalDay(400)
+SETTINGS index_granularity = 8192
+COMMENT 'Expert loads per minute, filled from expert_loads as it is written; read it with sum(count). A row delivered twice counts twice here';
+
+CREATE MATERIALIZED VIEW moetrace.expert_load_minutes_mv TO moetrace.expert_load_minutes
+(
+    `run_id` LowCardinality(String),
+    `minute` DateTime,
+    `layer` Int16,
+    `count_kind` LowCardinality(String),
+    `forward_mode` LowCardinality(String),
+    `cohort` LowCardinality(String),
+    `placement_version` UInt32,
+    `rank` Int32,
+    `expert` UInt32,
+    `count` Int64
+)
+COMMENT 'Fills expert_load_minutes from expert_loads'
+AS SELECT
+    run_id,
+    toStartOfMinute(toDateTime(step_time)) AS minute,
+    layer,
+    count_kind,
+    forward_mode,
+    cohort,
+    placement_version,
+    if(count_kind = 'received', toInt32(source.rank), -1) AS rank,
+    expert,
+    sum(source.count) AS count
+FROM moetrace.expert_loads AS source
+GROUP BY
+    run_id,
+    minute,
+    layer,
+    count_kind,
+    forward_mode,
+    cohort,
+    placement_version,
+    rank,
+    expert;
 
 CREATE TABLE moetrace.expert_loads
 (
@@ -61,6 +178,67 @@ TTL toDateTime(step_time) + toIntervalDay(30)
 SETTINGS index_granularity = 8192
 COMMENT 'Counts per logical expert, rank, step and layer; zero counts are kept for routed';
 
+CREATE TABLE moetrace.phase_minutes
+(
+    `run_id` LowCardinality(String) COMMENT 'Run',
+    `minute` DateTime COMMENT 'Start of the minute (UTC)' CODEC(Delta(4), ZSTD(1)),
+    `layer` Int16 COMMENT 'MoE layer; -1 = step level' CODEC(ZSTD(1)),
+    `phase` LowCardinality(String) COMMENT 'Closed set Phase',
+    `direction` LowCardinality(String) COMMENT 'forward or backward',
+    `is_barrier` UInt8 COMMENT '1 = the exchange itself, 0 = local work' CODEC(ZSTD(1)),
+    `forward_mode` LowCardinality(String) COMMENT 'train, prefill, decode or mixed',
+    `intervals` SimpleAggregateFunction(sum, UInt64) COMMENT 'Rows of phase_spans' CODEC(T64, ZSTD(1)),
+    `duration_ns` SimpleAggregateFunction(sum, Int64) COMMENT 'Sum of their durations, ns' CODEC(T64, ZSTD(1)),
+    `shortest_ns` SimpleAggregateFunction(min, Int64) COMMENT 'Shortest, ns' CODEC(T64, ZSTD(1)),
+    `longest_ns` SimpleAggregateFunction(max, Int64) COMMENT 'Longest, ns' CODEC(T64, ZSTD(1)),
+    `by_duration` SimpleAggregateFunction(sumMap, Map(UInt16, UInt64)) COMMENT 'Intervals by floor(8 log2(ns)), eight buckets an octave: the middle of a bucket is within 4.5 % of its values'
+)
+ENGINE = AggregatingMergeTree
+PARTITION BY toYYYYMM(minute)
+ORDER BY (run_id, forward_mode, layer, phase, direction, is_barrier, minute)
+TTL minute + toIntervalDay(400)
+SETTINGS index_granularity = 8192
+COMMENT 'Phase durations over all ranks per minute, filled from phase_spans as it is written. A row delivered twice counts twice here';
+
+CREATE MATERIALIZED VIEW moetrace.phase_minutes_mv TO moetrace.phase_minutes
+(
+    `run_id` LowCardinality(String),
+    `minute` DateTime,
+    `layer` Int16,
+    `phase` LowCardinality(String),
+    `direction` LowCardinality(String),
+    `is_barrier` UInt8,
+    `forward_mode` LowCardinality(String),
+    `intervals` UInt64,
+    `duration_ns` Int64,
+    `shortest_ns` Int64,
+    `longest_ns` Int64,
+    `by_duration` Map(UInt16, UInt64)
+)
+COMMENT 'Fills phase_minutes from phase_spans'
+AS SELECT
+    run_id,
+    toStartOfMinute(toDateTime(start_time)) AS minute,
+    layer,
+    phase,
+    direction,
+    is_barrier,
+    forward_mode,
+    count() AS intervals,
+    sum(source.duration_ns) AS duration_ns,
+    min(source.duration_ns) AS shortest_ns,
+    max(source.duration_ns) AS longest_ns,
+    sumMap(map(toUInt16(floor(8 * log2(greatest(source.duration_ns, 1)))), toUInt64(1))) AS by_duration
+FROM moetrace.phase_spans AS source
+GROUP BY
+    run_id,
+    minute,
+    layer,
+    phase,
+    direction,
+    is_barrier,
+    forward_mode;
+
 CREATE TABLE moetrace.phase_spans
 (
     `run_id` LowCardinality(String) COMMENT 'Run',
@@ -78,10 +256,12 @@ CREATE TABLE moetrace.phase_spans
     `cohort` LowCardinality(String) COMMENT 'Allow-listed traffic cohort',
     `stream` UInt16 COMMENT 'Device stream; 0 = compute' CODEC(ZSTD(1)),
     `flags` UInt16 COMMENT 'Bits of RowFlag' CODEC(ZSTD(1)),
-    `start_time` DateTime64(9) COMMENT 'Unix time by the rank\'s own clock; for drawing only' CODEC(Delta(8), ZSTD(1)),
-    `duration_ns` Int64 COMMENT 'Duration by the phases\' clock, ns' CODEC(ZSTD(1)),
-    `bytes` Int64 COMMENT 'Payload this rank sent, bytes; -1 = unknown' CODEC(ZSTD(1)),
-    `rows` Int64 COMMENT 'Rows sent or worked on; -1 = unknown' CODEC(ZSTD(1))
+    `start_time` DateTime64(9) COMMENT 'Unix time by the rank\'s own clock; for drawing only' CODEC(Delta(8), T64, ZSTD(3)),
+    `duration_ns` Int64 COMMENT 'Duration by the phases\' clock, ns' CODEC(T64('bit'), ZSTD(3)),
+    `bytes` Int64 COMMENT 'Payload this rank sent, bytes; -1 = unknown' CODEC(T64, ZSTD(3)),
+    `rows` Int64 COMMENT 'Rows sent or worked on; -1 = unknown' CODEC(T64, ZSTD(3)),
+    `record_microbatch` UInt16 DEFAULT microbatch COMMENT 'Microbatch of the rank step that brought the row (rank_steps.microbatch)' CODEC(ZSTD(1)),
+    `position` UInt32 DEFAULT 0 COMMENT 'Place of the row in its rank step, from 0; tells the order of rows that start together' CODEC(ZSTD(1))
 )
 ENGINE = ReplacingMergeTree
 PARTITION BY toDate(start_time)
@@ -154,8 +334,10 @@ CREATE TABLE moetrace.rank_steps
     `late` UInt8 COMMENT '1 = arrived after its step had closed' CODEC(ZSTD(1)),
     `start_time` DateTime64(9) COMMENT 'Unix time by the rank\'s own clock; for drawing only' CODEC(Delta(8), ZSTD(1)),
     `duration_ns` Int64 COMMENT 'Step duration on this rank, ns' CODEC(ZSTD(1)),
+    `received_at` DateTime64(3) COMMENT 'When a collector wrote it (UTC, its clock); 1970 in rows of older versions' CODEC(Delta(8), ZSTD(1)),
     `expected_sites` UInt32 DEFAULT 0 COMMENT 'Wrapped call sites that should have fired; 0 = unknown' CODEC(ZSTD(1)),
-    `seen_sites` UInt32 DEFAULT 0 COMMENT 'Those of them that did' CODEC(ZSTD(1))
+    `seen_sites` UInt32 DEFAULT 0 COMMENT 'Those of them that did' CODEC(ZSTD(1)),
+    INDEX received_at_range received_at TYPE minmax GRANULARITY 1
 )
 ENGINE = ReplacingMergeTree
 PARTITION BY toDate(start_time)
@@ -177,11 +359,13 @@ CREATE TABLE moetrace.rank_traffic
     `rows` Int64 COMMENT 'Rows sent' CODEC(ZSTD(1)),
     `bytes` Int64 COMMENT 'Bytes sent' CODEC(ZSTD(1)),
     `source_host` LowCardinality(String) COMMENT 'Host of the sender',
-    `step_time` DateTime64(3) COMMENT 'Start of the step (unix time)' CODEC(Delta(8), ZSTD(1))
+    `step_time` DateTime64(3) COMMENT 'Start of the step (unix time)' CODEC(Delta(8), ZSTD(1)),
+    `direction` Enum8('forward' = 0, 'backward' = 1) COMMENT 'forward or backward' CODEC(ZSTD(1))
 )
 ENGINE = ReplacingMergeTree
 PARTITION BY toDate(step_time)
-ORDER BY (run_id, step, layer, phase, source_rank, destination_ep_rank, microbatch)
+PRIMARY KEY (run_id, step, layer, phase, source_rank, destination_ep_rank, microbatch)
+ORDER BY (run_id, step, layer, phase, source_rank, destination_ep_rank, microbatch, direction)
 TTL toDateTime(step_time) + toIntervalDay(30)
 SETTINGS index_granularity = 8192
 COMMENT 'Rows and bytes from rank to rank';
@@ -205,6 +389,71 @@ ORDER BY (run_id, step, layer, violation, forward_mode, scope, rank, microbatch)
 TTL toDateTime(step_time) + toIntervalDay(90)
 SETTINGS index_granularity = 8192
 COMMENT 'Contradictions in routing receipts of checked steps';
+
+CREATE TABLE moetrace.runs
+(
+    `run_id` LowCardinality(String) COMMENT 'Run',
+    `model_names` SimpleAggregateFunction(groupUniqArrayArray, Array(String)) COMMENT 'Models',
+    `model_versions` SimpleAggregateFunction(groupUniqArrayArray, Array(String)) COMMENT 'Model versions',
+    `world_size` SimpleAggregateFunction(max, UInt32) COMMENT 'Ranks of the run',
+    `ranks` SimpleAggregateFunction(groupUniqArrayArray, Array(UInt32)) COMMENT 'Ranks that have reported',
+    `ep_size` SimpleAggregateFunction(max, UInt32) COMMENT 'Ranks of the largest expert-parallel group',
+    `hosts` SimpleAggregateFunction(groupUniqArrayArray, Array(String)) COMMENT 'Hosts',
+    `forward_modes` SimpleAggregateFunction(groupUniqArrayArray, Array(String)) COMMENT 'Forward modes seen',
+    `cohorts` SimpleAggregateFunction(groupUniqArrayArray, Array(String)) COMMENT 'Traffic cohorts seen',
+    `clocks` SimpleAggregateFunction(groupUniqArrayArray, Array(String)) COMMENT 'Clocks that durations come from',
+    `placement_versions` SimpleAggregateFunction(groupUniqArrayArray, Array(UInt32)) COMMENT 'Placement epochs seen; 0 = unknown',
+    `sample_period` SimpleAggregateFunction(max, UInt32) COMMENT 'One in this many steps is sampled',
+    `first_step` SimpleAggregateFunction(min, UInt64) COMMENT 'Lowest step number',
+    `last_step` SimpleAggregateFunction(max, UInt64) COMMENT 'Highest step number',
+    `first_step_time` SimpleAggregateFunction(min, DateTime64(3)) COMMENT 'Earliest start of a rank step (UTC)',
+    `last_step_time` SimpleAggregateFunction(max, DateTime64(3)) COMMENT 'Latest start of a rank step (UTC)'
+)
+ENGINE = AggregatingMergeTree
+ORDER BY run_id
+TTL toDateTime(last_step_time) + toIntervalDay(400)
+SETTINGS index_granularity = 8192
+COMMENT 'One row per run, filled from rank_steps; read it through v_runs. Only sets, minima and maxima: a row delivered twice changes nothing';
+
+CREATE MATERIALIZED VIEW moetrace.runs_mv TO moetrace.runs
+(
+    `run_id` LowCardinality(String),
+    `model_names` Array(String),
+    `model_versions` Array(String),
+    `world_size` UInt32,
+    `ranks` Array(UInt32),
+    `ep_size` UInt32,
+    `hosts` Array(String),
+    `forward_modes` Array(String),
+    `cohorts` Array(String),
+    `clocks` Array(String),
+    `placement_versions` Array(UInt32),
+    `sample_period` UInt32,
+    `first_step` UInt64,
+    `last_step` UInt64,
+    `first_step_time` DateTime64(3),
+    `last_step_time` DateTime64(3)
+)
+COMMENT 'Fills runs from rank_steps'
+AS SELECT
+    run_id,
+    groupUniqArrayIf(toString(model_name), model_name != '') AS model_names,
+    groupUniqArrayIf(toString(model_version), model_version != '') AS model_versions,
+    max(world_size) AS world_size,
+    groupUniqArray(rank) AS ranks,
+    max(ep_size) AS ep_size,
+    groupUniqArrayIf(toString(host_name), host_name != '') AS hosts,
+    groupUniqArray(toString(forward_mode)) AS forward_modes,
+    groupUniqArrayIf(toString(cohort), cohort != '') AS cohorts,
+    groupUniqArray(toString(clock)) AS clocks,
+    groupUniqArray(placement_version) AS placement_versions,
+    max(sample_period) AS sample_period,
+    min(step) AS first_step,
+    max(step) AS last_step,
+    toDateTime64(min(start_time), 3) AS first_step_time,
+    toDateTime64(max(start_time), 3) AS last_step_time
+FROM moetrace.rank_steps
+GROUP BY run_id;
 
 CREATE TABLE moetrace.schema_migrations
 (
@@ -278,3 +527,855 @@ ORDER BY (run_id, step)
 TTL toDateTime(step_time) + toIntervalDay(365)
 SETTINGS index_granularity = 8192
 COMMENT 'One verdict per joined step';
+
+CREATE VIEW moetrace.v_expert_heatmap
+(
+    `run_id` LowCardinality(String),
+    `step` UInt64,
+    `step_time` DateTime64(3),
+    `layer` Int16,
+    `forward_mode` LowCardinality(String),
+    `expert` UInt32,
+    `routed` Int64,
+    `received` Int64,
+    `dropped` Int64,
+    `load_over_mean` Float64
+)
+COMMENT 'Load of every expert by step, layer and forward mode, summed over ranks that came in time'
+AS WITH
+    counts AS
+    (
+        SELECT
+            loads.run_id AS run_id,
+            loads.step AS step,
+            loads.layer AS layer,
+            loads.forward_mode AS forward_mode,
+            loads.expert AS expert,
+            min(loads.step_time) AS step_time,
+            sumIf(loads.count, count_kind = 'routed') AS routed,
+            countIf(count_kind = 'routed') > 0 AS is_routed,
+            sumIf(loads.count, count_kind = 'received') AS received,
+            sumIf(loads.count, count_kind = 'dropped') AS dropped
+        FROM
+        (
+            SELECT *
+            FROM moetrace.expert_loads
+            FINAL
+            WHERE count_kind IN ('routed', 'received', 'dropped')
+        ) AS loads
+        INNER JOIN
+        (
+            SELECT
+                run_id,
+                step,
+                rank,
+                microbatch
+            FROM moetrace.rank_steps
+            FINAL
+            WHERE late = 0
+        ) AS records ON (records.run_id = loads.run_id) AND (records.step = loads.step) AND (records.rank = loads.rank) AND (records.microbatch = loads.microbatch)
+        GROUP BY
+            run_id,
+            step,
+            layer,
+            forward_mode,
+            expert
+    ),
+    layers AS
+    (
+        SELECT
+            run_id,
+            step,
+            layer,
+            forward_mode,
+            sum(routed) AS tokens,
+            countIf(is_routed) AS num_experts
+        FROM counts
+        GROUP BY
+            run_id,
+            step,
+            layer,
+            forward_mode
+    )
+SELECT
+    counts.run_id AS run_id,
+    counts.step AS step,
+    counts.step_time AS step_time,
+    counts.layer AS layer,
+    counts.forward_mode AS forward_mode,
+    counts.expert AS expert,
+    counts.routed AS routed,
+    counts.received AS received,
+    counts.dropped AS dropped,
+    if(tokens > 0, counts.routed / (tokens / num_experts), 0.) AS load_over_mean
+FROM counts
+INNER JOIN layers ON (layers.run_id = counts.run_id) AND (layers.step = counts.step) AND (layers.layer = counts.layer) AND (layers.forward_mode = counts.forward_mode);
+
+CREATE VIEW moetrace.v_layer_loads
+(
+    `run_id` LowCardinality(String),
+    `step` UInt64,
+    `step_time` DateTime64(3),
+    `layer` Int16,
+    `forward_mode` LowCardinality(String),
+    `tokens` Int64,
+    `mean` Float64,
+    `max_mean_ratio` Float64,
+    `cv` Float64,
+    `rank_max_mean_ratio` Float64,
+    `hot_expert` Int64,
+    `dead_experts` UInt64
+)
+COMMENT 'Imbalance of every layer by step and forward mode, as the collector exports it'
+AS WITH
+    loads AS
+    (
+        SELECT
+            source.run_id AS run_id,
+            source.step AS step,
+            source.layer AS layer,
+            source.forward_mode AS forward_mode,
+            source.rank AS rank,
+            source.expert AS expert,
+            source.count_kind AS count_kind,
+            source.count AS count,
+            source.step_time AS step_time
+        FROM
+        (
+            SELECT *
+            FROM moetrace.expert_loads
+            FINAL
+            WHERE count_kind IN ('routed', 'received')
+        ) AS source
+        INNER JOIN
+        (
+            SELECT
+                run_id,
+                step,
+                rank,
+                microbatch
+            FROM moetrace.rank_steps
+            FINAL
+            WHERE late = 0
+        ) AS records ON (records.run_id = source.run_id) AND (records.step = source.step) AND (records.rank = source.rank) AND (records.microbatch = source.microbatch)
+    ),
+    experts AS
+    (
+        SELECT
+            run_id,
+            step,
+            layer,
+            forward_mode,
+            min(started) AS step_time,
+            arrayMap(of -> (of.2), arraySort(groupArray((expert, pairs)))) AS counts
+        FROM
+        (
+            SELECT
+                run_id,
+                step,
+                layer,
+                forward_mode,
+                expert,
+                sum(loads.count) AS pairs,
+                min(loads.step_time) AS started
+            FROM loads
+            WHERE count_kind = 'routed'
+            GROUP BY
+                run_id,
+                step,
+                layer,
+                forward_mode,
+                expert
+        )
+        GROUP BY
+            run_id,
+            step,
+            layer,
+            forward_mode
+    ),
+    ranks AS
+    (
+        SELECT
+            run_id,
+            step,
+            layer,
+            forward_mode,
+            groupArray(received) AS by_rank
+        FROM
+        (
+            SELECT
+                run_id,
+                step,
+                layer,
+                forward_mode,
+                rank,
+                sum(loads.count) AS received
+            FROM loads
+            WHERE count_kind = 'received'
+            GROUP BY
+                run_id,
+                step,
+                layer,
+                forward_mode,
+                rank
+        )
+        GROUP BY
+            run_id,
+            step,
+            layer,
+            forward_mode
+    )
+SELECT
+    experts.run_id AS run_id,
+    experts.step AS step,
+    experts.step_time AS step_time,
+    experts.layer AS layer,
+    experts.forward_mode AS forward_mode,
+    arraySum(counts) AS tokens,
+    tokens / length(counts) AS mean,
+    if(tokens > 0, arrayMax(counts) / mean, 0.) AS max_mean_ratio,
+    if(tokens > 0, sqrt(arrayAvg(arrayMap(pairs -> pow(pairs - mean, 2), counts))) / mean, 0.) AS cv,
+    if(arraySum(by_rank) > 0, (arrayMax(by_rank) * length(by_rank)) / arraySum(by_rank), 0.) AS rank_max_mean_ratio,
+    toInt64(indexOf(counts, arrayMax(counts))) - 1 AS hot_expert,
+    countEqual(counts, 0) AS dead_experts
+FROM experts
+LEFT JOIN ranks ON (ranks.run_id = experts.run_id) AND (ranks.step = experts.step) AND (ranks.layer = experts.layer) AND (ranks.forward_mode = experts.forward_mode);
+
+CREATE VIEW moetrace.v_runs
+(
+    `run_id` LowCardinality(String),
+    `model_names` Array(String),
+    `model_versions` Array(String),
+    `world_size` SimpleAggregateFunction(max, UInt32),
+    `ranks` Array(UInt32),
+    `ep_size` SimpleAggregateFunction(max, UInt32),
+    `hosts` Array(String),
+    `forward_modes` Array(String),
+    `cohorts` Array(String),
+    `clocks` Array(String),
+    `placement_versions` Array(UInt32),
+    `sample_period` SimpleAggregateFunction(max, UInt32),
+    `first_step` SimpleAggregateFunction(min, UInt64),
+    `last_step` SimpleAggregateFunction(max, UInt64),
+    `first_step_time` SimpleAggregateFunction(min, DateTime64(3)),
+    `last_step_time` SimpleAggregateFunction(max, DateTime64(3))
+)
+COMMENT 'One row per run, merged from runs'
+AS SELECT
+    run_id,
+    arraySort(groupUniqArrayArray(source.model_names)) AS model_names,
+    arraySort(groupUniqArrayArray(source.model_versions)) AS model_versions,
+    max(source.world_size) AS world_size,
+    arraySort(groupUniqArrayArray(source.ranks)) AS ranks,
+    max(source.ep_size) AS ep_size,
+    arraySort(groupUniqArrayArray(source.hosts)) AS hosts,
+    arraySort(groupUniqArrayArray(source.forward_modes)) AS forward_modes,
+    arraySort(groupUniqArrayArray(source.cohorts)) AS cohorts,
+    arraySort(groupUniqArrayArray(source.clocks)) AS clocks,
+    arraySort(groupUniqArrayArray(source.placement_versions)) AS placement_versions,
+    max(source.sample_period) AS sample_period,
+    min(source.first_step) AS first_step,
+    max(source.last_step) AS last_step,
+    min(source.first_step_time) AS first_step_time,
+    max(source.last_step_time) AS last_step_time
+FROM moetrace.runs AS source
+GROUP BY run_id;
+
+CREATE VIEW moetrace.v_step_barriers
+(
+    `run_id` LowCardinality(String),
+    `step` UInt64,
+    `step_time` DateTime64(9),
+    `ep_group` UInt32,
+    `barrier` UInt32,
+    `layer` Int16,
+    `phase` String,
+    `direction` String,
+    `microbatch` UInt16,
+    `ordinal` UInt16,
+    `releaser_rank` Nullable(Int32),
+    `work_phase` String,
+    `transfer_ns` Int64,
+    `max_work_ns` Int64,
+    `mean_work_ns` Int64,
+    `extension_ns` Int64,
+    `wait_sum_ns` Int64,
+    `ambiguous` Nullable(UInt8),
+    `num_ranks` UInt64,
+    `ep_size` UInt32
+)
+COMMENT 'What step_barriers holds, computed from phase_spans and rank_steps. releaser_rank and ambiguous are NULL where ranks of the group are missing: only the history of transfers tells'
+AS SELECT
+    run_id,
+    step,
+    step_time,
+    ep_group,
+    barrier,
+    layer,
+    phase,
+    direction,
+    microbatch,
+    ordinal,
+    multiIf(num_ranks < 2, toNullable(toInt32(-1)), judged AND (NOT whole), NULL, doubtful AND (phase != 'outside'), toInt32(least_waiting_rank), toInt32(critical_rank)) AS releaser_rank,
+    work_phase,
+    transfer_ns,
+    max_work_ns,
+    mean_work_ns,
+    extension_ns,
+    wait_sum_ns,
+    if((doubtful = 0) AND judged AND (NOT whole), NULL, doubtful) AS ambiguous,
+    num_ranks,
+    ep_size
+FROM moetrace.v_step_exchanges;
+
+CREATE VIEW moetrace.v_step_exchanges
+(
+    `run_id` LowCardinality(String),
+    `step` UInt64,
+    `step_time` DateTime64(9),
+    `ep_group` UInt32,
+    `barrier` UInt32,
+    `layer` Int16,
+    `phase` String,
+    `direction` String,
+    `microbatch` UInt16,
+    `ordinal` UInt16,
+    `num_ranks` UInt64,
+    `ep_size` UInt32,
+    `whole` UInt8,
+    `judged` UInt8,
+    `critical_rank` UInt32,
+    `least_waiting_rank` UInt32,
+    `critical_work_ns` Map(UInt8, Int64),
+    `work_phase` String,
+    `work_layer` Int16,
+    `transfer_ns` Int64,
+    `max_work_ns` Int64,
+    `mean_work_ns` Int64,
+    `extension_ns` Int64,
+    `wait_sum_ns` Int64,
+    `confirmed` Float64,
+    `doubtful` UInt8
+)
+COMMENT 'Every exchange of every expert-parallel group, judged from the rows of its ranks: the basis of v_step_barriers and v_step_verdicts. Groups whose ranks do not share one sequence of exchanges are left out'
+AS WITH
+    records AS
+    (
+        SELECT
+            run_id,
+            step,
+            rank,
+            microbatch,
+            ep_group,
+            ep_size,
+            start_time
+        FROM moetrace.rank_steps
+        FINAL
+        WHERE late = 0
+    ),
+    rank_of_step AS
+    (
+        SELECT
+            run_id,
+            step,
+            rank,
+            min(ep_group) AS ep_group,
+            max(records.ep_size) AS ep_size,
+            min(start_time) AS started
+        FROM records
+        GROUP BY
+            run_id,
+            step,
+            rank
+    ),
+    rows_of_rank AS
+    (
+        SELECT
+            spans.run_id AS run_id,
+            spans.step AS step,
+            spans.rank AS rank,
+            arraySort(groupArray((toUnixTimestamp64Nano(spans.start_time), spans.record_microbatch, spans.position, spans.duration_ns, spans.layer, transform(toString(spans.phase), ['outside', 'router', 'permute', 'dispatch', 'expert_gemm', 'combine', 'unpermute', 'shared_expert', 'fused', 'schedule', 'accept'], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 255), toUInt8(spans.direction = 'backward'), spans.microbatch, spans.ordinal, spans.stream, spans.is_barrier))) AS found
+        FROM
+        (
+            SELECT *
+            FROM moetrace.phase_spans
+            FINAL
+        ) AS spans
+        INNER JOIN records ON (records.run_id = spans.run_id) AND (records.step = spans.step) AND (records.rank = spans.rank) AND (records.microbatch = spans.record_microbatch)
+        GROUP BY
+            run_id,
+            step,
+            rank
+    ),
+    exposed_rows AS
+    (
+        SELECT
+            rank_of_step.run_id AS run_id,
+            rank_of_step.step AS step,
+            rank_of_step.rank AS rank,
+            rank_of_step.ep_group AS ep_group,
+            rank_of_step.ep_size AS ep_size,
+            rank_of_step.started AS started,
+            rows_of_rank.found AS found,
+            arrayMin(arrayMap(row -> (row.10), found)) AS lowest_stream,
+            arrayMax(arrayMap(row -> (row.10), found)) AS highest_stream,
+            arrayFilter(row -> ((row.10) < highest_stream), if(highest_stream > 0, found, [])) AS below,
+            arrayMap(row -> toInt64((row.4) - if((row.10) = lowest_stream, 0, (arrayFold((so_far, lower) -> if((lower.10) < (row.10), (greatest(so_far.1, (lower.1) + (lower.4)), (so_far.2) + greatest(toInt64(0), least((lower.1) + (lower.4), (row.1) + (row.4)) - greatest(lower.1, row.1, so_far.1))), so_far), below, (toInt64(-9223372036854775807), toInt64(0)))).2)), found) AS exposed,
+            arrayDistinct(arrayMap(row -> (row.5, row.6), arrayFilter(row -> ((row.11) = 1), found))) AS flagged,
+            arrayMap(row -> toUInt8((rank_of_step.ep_size > 1) AND (((row.11) = 1) OR (((row.6) IN (3, 5)) AND (NOT has(flagged, (row.5, row.6)))))), found) AS is_exchange
+        FROM rank_of_step
+        LEFT JOIN rows_of_rank ON (rows_of_rank.run_id = rank_of_step.run_id) AND (rows_of_rank.step = rank_of_step.step) AND (rows_of_rank.rank = rank_of_step.rank)
+    ),
+    keyed AS
+    (
+        SELECT
+            run_id,
+            step,
+            rank,
+            ep_group,
+            ep_size,
+            started,
+            arrayMap(row -> (row.5, row.6, row.7, row.8, row.9), arrayFilter((row, exchange) -> (exchange = 1), found, is_exchange)) AS keys,
+            sipHash128(keys) AS same_keys,
+            arrayMap((before, exchange) -> toUInt32(before - exchange), arrayCumSum(is_exchange), is_exchange) AS barriers,
+            arrayPushBack(arrayMap((row, ns, barrier, exchange, position) -> (barrier, exchange, row.6, toInt16(row.5), ns, position), found, exposed, barriers, is_exchange, arrayEnumerate(found)), (toUInt32(length(keys)), 0, 255, -1, 0, 0)) AS rows
+        FROM exposed_rows
+    ),
+    flat AS
+    (
+        SELECT
+            run_id,
+            step,
+            rank,
+            ep_group,
+            same_keys,
+            row.1 AS barrier,
+            row.2 AS exchange,
+            row.3 AS phase,
+            row.4 AS layer,
+            row.5 AS exposed_ns,
+            row.6 AS position
+        FROM keyed
+        ARRAY JOIN rows AS row
+    ),
+    group_of_step AS
+    (
+        SELECT
+            run_id,
+            step,
+            ep_group,
+            count() AS num_ranks,
+            max(keyed.ep_size) AS ep_size,
+            any(keys) AS keys,
+            any(same_keys) AS same_keys
+        FROM keyed
+        GROUP BY
+            run_id,
+            step,
+            ep_group
+        HAVING uniqExact(keyed.same_keys) = 1
+    ),
+    step_start AS
+    (
+        SELECT
+            run_id,
+            step,
+            min(started) AS step_time
+        FROM keyed
+        GROUP BY
+            run_id,
+            step
+    ),
+    layers_of_work AS
+    (
+        SELECT
+            run_id,
+            step,
+            same_keys,
+            barrier,
+            groupArray((phase, layer)) AS work_layers
+        FROM
+        (
+            SELECT
+                run_id,
+                step,
+                same_keys,
+                barrier,
+                phase,
+                argMax(flat.layer, (rank, position)) AS layer
+            FROM flat
+            WHERE (exchange = 0) AND (phase != 255)
+            GROUP BY
+                run_id,
+                step,
+                same_keys,
+                barrier,
+                phase
+        )
+        GROUP BY
+            run_id,
+            step,
+            same_keys,
+            barrier
+    ),
+    work_of_rank AS
+    (
+        SELECT
+            run_id,
+            step,
+            ep_group,
+            barrier,
+            rank,
+            sumIf(flat.exposed_ns, exchange = 0) AS work_ns,
+            sumIf(flat.exposed_ns, exchange = 1) AS exchange_ns,
+            sumMapIf(map(phase, flat.exposed_ns), (exchange = 0) AND (phase != 255)) AS by_phase
+        FROM flat
+        GROUP BY
+            run_id,
+            step,
+            ep_group,
+            barrier,
+            rank
+    ),
+    work_of_group AS
+    (
+        SELECT
+            run_id,
+            step,
+            ep_group,
+            barrier,
+            arraySort(groupArray((rank, work_ns, exchange_ns, by_phase))) AS of_ranks,
+            sumMap(work_of_rank.by_phase) AS work_by_phase
+        FROM work_of_rank
+        GROUP BY
+            run_id,
+            step,
+            ep_group,
+            barrier
+    ),
+    figures AS
+    (
+        SELECT
+            work.run_id AS run_id,
+            work.step AS step,
+            work.ep_group AS ep_group,
+            work.barrier AS barrier,
+            groups.num_ranks AS num_ranks,
+            groups.ep_size AS ep_size,
+            groups.keys AS keys,
+            groups.same_keys AS same_keys,
+            barrier = length(keys) AS is_tail,
+            if(is_tail, (-1, 0, 0, 0, 0), keys[barrier + 1]) AS key,
+            arrayMap(of -> (of.1), of_ranks) AS ranks,
+            arrayMap(of -> (of.2), of_ranks) AS works,
+            arrayMap(of -> (of.3), of_ranks) AS exchanges,
+            arrayMax(works) AS max_work_ns,
+            arraySum(works) AS work_sum_ns,
+            intDiv(work_sum_ns, num_ranks) AS mean_work_ns,
+            arrayMin(exchanges) AS transfer_ns,
+            arrayMin(arrayMap((busy, inside) -> if(busy = max_work_ns, inside, 9223372036854775807), works, exchanges)) AS least_of_busiest,
+            arrayFirstIndex((busy, inside) -> ((busy = max_work_ns) AND (inside = least_of_busiest)), works, exchanges) AS critical,
+            arrayFirstIndex(inside -> (inside = transfer_ns), exchanges) AS least_waiting,
+            (of_ranks[critical]).4 AS critical_work,
+            if(num_ranks > 1, arrayMap(code -> ((critical_work[code]) - (((work_by_phase[code]) - (critical_work[code])) / (num_ranks - 1))), range(11)), arrayWithConstant(11, 0.)) AS excess_by_phase,
+            indexOf(excess_by_phase, arrayMax(excess_by_phase)) - 1 AS work_phase_code,
+            if(num_ranks > 1, max_work_ns - ((work_sum_ns - max_work_ns) / (num_ranks - 1)), 0.) AS lead_ns,
+            if(num_ranks > 1, ((arraySum(exchanges) - (exchanges[critical])) / (num_ranks - 1)) - (exchanges[critical]), 0.) AS lead_by_wait_ns,
+            if(is_tail, 0., least(greatest(lead_by_wait_ns / greatest(lead_ns, 1.), 0.), 1.)) AS confirmed,
+            (0.1 * transfer_ns) + (0.02 * max_work_ns) AS tolerance_ns,
+            (arrayMax(exchanges) - transfer_ns) - (max_work_ns - arrayMin(works)) AS unexplained_ns,
+            multiIf(is_tail, lead_ns > tolerance_ns, lead_ns > tolerance_ns, confirmed < 0.5, unexplained_ns > greatest(tolerance_ns, transfer_ns / 2)) AS doubtful,
+            (num_ranks > 1) AND notEmpty(keys) AS judged,
+            num_ranks >= ep_size AS whole,
+            of_ranks
+        FROM work_of_group AS work
+        INNER JOIN group_of_step AS groups ON (groups.run_id = work.run_id) AND (groups.step = work.step) AND (groups.ep_group = work.ep_group)
+    )
+SELECT
+    figures.run_id AS run_id,
+    figures.step AS step,
+    step_start.step_time AS step_time,
+    ep_group,
+    figures.barrier AS barrier,
+    toInt16(key.1) AS layer,
+    transform(key.2, [0, 3, 5], ['outside', 'dispatch', 'combine'], 'other') AS phase,
+    if((key.3) = 1, 'backward', 'forward') AS direction,
+    toUInt16(key.4) AS microbatch,
+    toUInt16(key.5) AS ordinal,
+    num_ranks,
+    ep_size,
+    whole,
+    judged,
+    ranks[critical] AS critical_rank,
+    ranks[least_waiting] AS least_waiting_rank,
+    critical_work AS critical_work_ns,
+    ['outside', 'router', 'permute', 'dispatch', 'expert_gemm', 'combine', 'unpermute', 'shared_expert', 'fused', 'schedule', 'accept'][work_phase_code + 1] AS work_phase,
+    toInt16(multiIf(arrayExists(of -> ((of.1) = work_phase_code), layers.work_layers), (arrayFirst(of -> ((of.1) = work_phase_code), layers.work_layers)).2, is_tail, -1, key.1)) AS work_layer,
+    transfer_ns,
+    max_work_ns,
+    mean_work_ns,
+    if(num_ranks > 1, max_work_ns - mean_work_ns, 0) AS extension_ns,
+    arraySum(exchanges) - (num_ranks * transfer_ns) AS wait_sum_ns,
+    confirmed,
+    toUInt8(doubtful) AS doubtful
+FROM figures
+INNER JOIN step_start ON (step_start.run_id = figures.run_id) AND (step_start.step = figures.step)
+LEFT JOIN layers_of_work AS layers ON (layers.run_id = figures.run_id) AND (layers.step = figures.step) AND (layers.same_keys = figures.same_keys) AND (layers.barrier = figures.barrier);
+
+CREATE VIEW moetrace.v_step_verdicts
+(
+    `run_id` LowCardinality(String),
+    `step` UInt64,
+    `step_time` DateTime64(9),
+    `forward_mode` String,
+    `is_known` UInt8,
+    `largest_rank` Nullable(UInt32),
+    `largest_phase` Nullable(String),
+    `largest_layer` Nullable(Int16),
+    `largest_worth_ns` Nullable(Int64),
+    `largest_share` Nullable(Float64),
+    `step_ns` Nullable(Int64),
+    `extension_ns` Nullable(Int64),
+    `phase_ns` Map(String, Int64),
+    `world_size` UInt32,
+    `missing_ranks` Array(UInt32),
+    `warmup` UInt8,
+    `num_groups` UInt64,
+    `num_matched_groups` UInt64
+)
+COMMENT 'What a step says by itself: frontier, phases and the largest extension. Evidence, cause and the named rank need the history of calm steps and are in step_verdicts only'
+AS WITH
+    rank_of_step AS
+    (
+        SELECT
+            run_id,
+            step,
+            rank,
+            count() AS num_records,
+            min(start_time) AS started,
+            max(records.world_size) AS world_size,
+            groupUniqArray(toString(records.forward_mode)) AS forward_modes,
+            max(records.warmup) AS warmup,
+            groupUniqArray(microbatch) AS microbatches,
+            min(ep_group) AS ep_group
+        FROM
+        (
+            SELECT *
+            FROM moetrace.rank_steps
+            FINAL
+            WHERE late = 0
+        ) AS records
+        GROUP BY
+            run_id,
+            step,
+            rank
+    ),
+    steps AS
+    (
+        SELECT
+            run_id,
+            step,
+            min(started) AS step_time,
+            max(rank_of_step.world_size) AS world_size,
+            groupUniqArrayArray(rank_of_step.forward_modes) AS forward_modes,
+            max(rank_of_step.warmup) AS warmup,
+            length(groupUniqArrayArray(arrayPushBack(microbatches, 0))) AS num_microbatches,
+            groupArray((rank, num_records)) AS arrived,
+            uniqExact(ep_group) AS num_groups
+        FROM rank_of_step
+        GROUP BY
+            run_id,
+            step
+    ),
+    groups AS
+    (
+        SELECT
+            run_id,
+            step,
+            ep_group,
+            sum(max_work_ns + transfer_ns) AS frontier_ns,
+            sum(extension_ns) AS group_extension_ns,
+            sumMap(critical_work_ns) AS work_by_phase,
+            sumMap(map(toUInt8(transform(phase, ['outside', 'dispatch', 'combine'], [0, 3, 5], 255)), transfer_ns)) AS transfer_by_phase,
+            max(judged AND (NOT whole)) AS undecided,
+            groupArrayIf((critical_rank, indexOf(['outside', 'router', 'permute', 'dispatch', 'expert_gemm', 'combine', 'unpermute', 'shared_expert', 'fused', 'schedule', 'accept'], work_phase), work_layer, extension_ns), judged) AS blamed
+        FROM moetrace.v_step_exchanges
+        GROUP BY
+            run_id,
+            step,
+            ep_group
+    ),
+    cells_of_group AS
+    (
+        SELECT
+            *,
+            arrayMap(cell -> (arraySum(arrayMap(one -> if(((one.1) = (cell.1)) AND ((one.2) = (cell.2)), one.4, 0), blamed)), -toInt64(cell.1), -toInt64(cell.2)), arrayDistinct(arrayMap(one -> (one.1, one.2), blamed))) AS cells
+        FROM groups
+    ),
+    cell_of_group AS
+    (
+        SELECT
+            *,
+            if(notEmpty(cells), arrayReverseSort(cells)[1], (0, 1, 1)) AS cell
+        FROM cells_of_group
+    ),
+    blamed_on_cell AS
+    (
+        SELECT
+            *,
+            arrayFilter(one -> (((one.1) = (-(cell.2))) AND ((one.2) = (-(cell.3)))), blamed) AS of_cell
+        FROM cell_of_group
+    ),
+    largest AS
+    (
+        SELECT
+            *,
+            arrayReverseSort(arrayMap(layer -> (arraySum(arrayMap(one -> if((one.3) = layer, one.4, 0), of_cell)), -toInt32(layer)), arrayDistinct(arrayMap(one -> (one.3), of_cell)))) AS by_layer
+        FROM blamed_on_cell
+    ),
+    slowest AS
+    (
+        SELECT
+            run_id,
+            step,
+            count() AS num_matched_groups,
+            max(undecided) AS any_undecided,
+            argMax((frontier_ns, group_extension_ns, work_by_phase, transfer_by_phase), (frontier_ns, -toInt64(ep_group))) AS figures,
+            argMax((cell, if(notEmpty(by_layer), by_layer[1], (0, 1)), group_extension_ns), cell) AS worst
+        FROM largest
+        GROUP BY
+            run_id,
+            step
+    )
+SELECT
+    steps.run_id AS run_id,
+    steps.step AS step,
+    steps.step_time AS step_time,
+    if(length(forward_modes) = 1, forward_modes[1], 'mixed') AS forward_mode,
+    (num_matched_groups > 0) AND (NOT any_undecided) AND (((worst.1).1) > 0) AS is_known,
+    if(is_known, toNullable(toUInt32(-((worst.1).2))), NULL) AS largest_rank,
+    if(is_known, toNullable(['outside', 'router', 'permute', 'dispatch', 'expert_gemm', 'combine', 'unpermute', 'shared_expert', 'fused', 'schedule', 'accept'][-((worst.1).3)]), NULL) AS largest_phase,
+    if(is_known AND (((worst.2).2) != 1) AND ((2 * ((worst.2).1)) >= ((worst.1).1)), toNullable(toInt16(-((worst.2).2))), NULL) AS largest_layer,
+    if(is_known, toNullable((worst.1).1), NULL) AS largest_worth_ns,
+    if(is_known, toNullable(((worst.1).1) / (worst.3)), NULL) AS largest_share,
+    if(num_groups = num_matched_groups, toNullable(figures.1), NULL) AS step_ns,
+    if(num_groups = num_matched_groups, toNullable(figures.2), NULL) AS extension_ns,
+    if(num_groups = num_matched_groups, mapApply((code, ns) -> (['outside', 'router', 'permute', 'dispatch', 'expert_gemm', 'combine', 'unpermute', 'shared_expert', 'fused', 'schedule', 'accept'][code + 1], ns), mapFilter((code, ns) -> (ns != 0), mapAdd(figures.3, figures.4))), map()) AS phase_ns,
+    steps.world_size AS world_size,
+    arrayFilter(number -> (NOT has(arrayMap(of -> (of.1), arrayFilter(of -> ((of.2) = num_microbatches), arrived)), number)), range(steps.world_size)) AS missing_ranks,
+    warmup,
+    num_groups,
+    num_matched_groups
+FROM steps
+LEFT JOIN slowest ON (slowest.run_id = steps.run_id) AND (slowest.step = steps.step);
+
+CREATE VIEW moetrace.v_traffic
+(
+    `run_id` LowCardinality(String),
+    `step` UInt64,
+    `step_time` DateTime64(3),
+    `layer` Int16,
+    `phase` LowCardinality(String),
+    `direction` Enum8('forward' = 0, 'backward' = 1),
+    `forward_mode` LowCardinality(String),
+    `source_rank` UInt32,
+    `destination_rank` Nullable(UInt32),
+    `destination_ep_rank` UInt32,
+    `source_host` LowCardinality(String),
+    `destination_host` String,
+    `scope` String,
+    `rows` Int64,
+    `bytes` Int64
+)
+COMMENT 'Rows and bytes from rank to rank with their hosts, by step, layer, phase and direction'
+AS WITH
+    records AS
+    (
+        SELECT
+            run_id,
+            step,
+            rank,
+            microbatch,
+            ep_group,
+            ep_rank,
+            toString(host_name) AS host
+        FROM moetrace.rank_steps
+        FINAL
+        WHERE late = 0
+    ),
+    sent AS
+    (
+        SELECT
+            traffic.run_id AS run_id,
+            traffic.step AS step,
+            traffic.layer AS layer,
+            traffic.phase AS phase,
+            traffic.direction AS direction,
+            traffic.forward_mode AS forward_mode,
+            traffic.source_rank AS source_rank,
+            traffic.destination_ep_rank AS destination_ep_rank,
+            records.ep_group AS ep_group,
+            records.ep_rank AS source_ep_rank,
+            records.host AS source_host,
+            min(traffic.step_time) AS step_time,
+            sum(traffic.rows) AS rows,
+            sum(traffic.bytes) AS bytes
+        FROM
+        (
+            SELECT *
+            FROM moetrace.rank_traffic
+            FINAL
+        ) AS traffic
+        INNER JOIN records ON (records.run_id = traffic.run_id) AND (records.step = traffic.step) AND (records.rank = traffic.source_rank) AND (records.microbatch = traffic.microbatch)
+        GROUP BY
+            run_id,
+            step,
+            layer,
+            phase,
+            direction,
+            forward_mode,
+            source_rank,
+            destination_ep_rank,
+            ep_group,
+            source_ep_rank,
+            source_host
+    ),
+    places AS
+    (
+        SELECT
+            run_id,
+            step,
+            ep_group,
+            ep_rank,
+            argMax((rank, host), (rank, microbatch)) AS there
+        FROM records
+        GROUP BY
+            run_id,
+            step,
+            ep_group,
+            ep_rank
+    )
+SELECT
+    sent.run_id AS run_id,
+    sent.step AS step,
+    sent.step_time AS step_time,
+    sent.layer AS layer,
+    sent.phase AS phase,
+    sent.direction AS direction,
+    sent.forward_mode AS forward_mode,
+    sent.source_rank AS source_rank,
+    if(places.is_here, toNullable(places.there.1), NULL) AS destination_rank,
+    sent.destination_ep_rank AS destination_ep_rank,
+    sent.source_host AS source_host,
+    places.there.2 AS destination_host,
+    multiIf(sent.source_ep_rank = sent.destination_ep_rank, 'same_rank', (sent.source_host = '') OR (destination_host = ''), 'unknown', sent.source_host = destination_host, 'same_node', 'cross_node') AS scope,
+    sent.rows AS rows,
+    sent.bytes AS bytes
+FROM sent
+LEFT JOIN
+(
+    SELECT
+        *,
+        toUInt8(1) AS is_here
+    FROM places
+) AS places ON (places.run_id = sent.run_id) AND (places.step = sent.step) AND (places.ep_group = sent.ep_group) AND (places.ep_rank = sent.destination_ep_rank);

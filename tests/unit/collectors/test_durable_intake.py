@@ -72,6 +72,9 @@ class Sink:
         self.results.append(result)
         self.most_waiting = max(self.most_waiting, len(self.results))
 
+    def take_unjoined(self, rank_step: RankStep) -> None:
+        """Nothing of interest."""
+
     def take_late(self, rank_step: RankStep) -> None:
         """Buffer."""
         self.late.append(rank_step)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +21,17 @@ def test_every_migration_is_locked() -> None:
     """The files that ship are those of migrations.lock, in order; numbers may have gaps."""
     versions = [migration.version for migration in migrations()]
     assert versions == sorted(set(versions))
-    assert versions[:8] == list(range(1, 9))
+    assert {migration.name for migration in migrations()} == set(render.read_lock())
+
+
+def test_two_files_of_one_number_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two branches that took the same number are told so before a store sees either."""
+    (tmp_path / "migrations").mkdir()
+    for name in ("0001_one.sql", "0001_other.sql"):
+        (tmp_path / "migrations" / name).write_text("SELECT 1")
+    monkeypatch.setattr(render.resources, "files", lambda package: tmp_path)
+    with pytest.raises(MigrationError, match=r"0001_other\.sql: number 1 is taken"):
+        render.read_files()
 
 
 def test_one_node_gets_plain_engines() -> None:
@@ -31,10 +43,62 @@ def test_one_node_gets_plain_engines() -> None:
 
 def test_a_cluster_gets_replicated_engines() -> None:
     """With a cluster the same template renders to ON CLUSTER and the replicated twin."""
-    assert render.render(TEMPLATE, database="moetrace", cluster="main") == (
+    assert render.statements(TEMPLATE, database="moetrace", cluster="main") == (
         "CREATE TABLE moetrace.t ON CLUSTER 'main' (a Int8) "
-        "ENGINE = ReplicatedReplacingMergeTree('/clickhouse/tables/{uuid}/{shard}', '{replica}') ORDER BY a"
+        "ENGINE = ReplicatedReplacingMergeTree('/clickhouse/tables/{uuid}/all', '{shard}-{replica}') "
+        "ORDER BY a",
     )
+
+
+def test_a_sharded_table_gets_a_distributed_twin() -> None:
+    """Rows go to the shard of their step; the name that readers know is the Distributed table."""
+    template = TEMPLATE.replace(".t ", ".phase_spans ")
+    assert render.statements(template, database="moe", cluster="main") == (
+        "CREATE TABLE moe.phase_spans_local ON CLUSTER 'main' (a Int8) "
+        "ENGINE = ReplicatedReplacingMergeTree('/clickhouse/tables/{uuid}/{shard}', '{replica}') ORDER BY a",
+        "CREATE OR REPLACE TABLE moe.phase_spans ON CLUSTER 'main' AS moe.phase_spans_local "
+        "ENGINE = Distributed('main', 'moe', 'phase_spans_local', cityHash64(run_id, step))",
+    )
+
+
+def test_a_view_joins_on_its_own_shard() -> None:
+    """A view reads the shard's tables, and its Distributed twin asks every shard."""
+    template = "CREATE OR REPLACE VIEW {database}.v_traffic {on_cluster} AS SELECT 1 FROM {local:rank_steps}"
+    assert render.statements(template, database="moe") == (
+        "CREATE OR REPLACE VIEW moe.v_traffic  AS SELECT 1 FROM moe.rank_steps",
+    )
+    assert render.statements(template, database="moe", cluster="main") == (
+        "CREATE OR REPLACE VIEW moe.v_traffic_local ON CLUSTER 'main' AS SELECT 1 FROM moe.rank_steps_local",
+        "CREATE OR REPLACE TABLE moe.v_traffic ON CLUSTER 'main' "
+        "ENGINE = Distributed('main', 'moe', 'v_traffic_local')",
+    )
+
+
+def test_every_table_is_sharded_or_whole_on_purpose() -> None:
+    """Every table or view that a migration makes is in SHARDING_KEYS, or is one of the few that are not."""
+    made = {
+        match[1]
+        for migration in migrations()
+        if (match := re.search(r"\{database\}\.(\w+) \{on_cluster\}", migration.template))
+    }
+    whole = {name for name in made - set(render.SHARDING_KEYS) if not name.endswith("_mv")}
+    assert whole <= {"schema_migrations", "placement_ledger", "placement_slots", "v_runs"}
+    assert set(render.SHARDING_KEYS) <= made
+    assert set(render.TIME_COLUMNS) <= made
+
+
+@pytest.mark.parametrize(
+    ("table", "days", "message"),
+    [
+        ("nothing", 3, "ttl of 'nothing': one of"),
+        ("phase_spans", -1, "0 to 36500 days"),
+        ("runs", 10**6, "0 to"),
+    ],
+)
+def test_a_time_to_live_that_cannot_be_is_refused(table: str, days: int, message: str) -> None:
+    """The message names the table and what is possible."""
+    with pytest.raises(MigrationError, match=message):
+        render.time_to_live(table, days, database="d")
 
 
 @pytest.mark.parametrize("name", ["", "1a", "a-b", "a b", "a'; DROP", "x" * 65])
@@ -94,7 +158,8 @@ def test_an_empty_store_gets_all_and_a_current_one_nothing() -> None:
     """Migrations are applied in order, once."""
     engine = FakeEngine()
     assert migrate(engine, database="d") == migrations()
-    assert len(engine.commands) == 1 + len(migrations())
+    expected = [s for m in migrations() for s in render.statements(m.template, database="d")]
+    assert engine.commands[1:] == expected
     assert migrate(engine, database="d") == ()
 
 

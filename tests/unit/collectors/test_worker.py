@@ -49,6 +49,7 @@ class FakeSink:
     failures: int = 0
     results: list[StepResult] = field(default_factory=list)
     late: list[RankStep] = field(default_factory=list)
+    unjoined: list[RankStep] = field(default_factory=list)
     events: list[CollectorEvent] = field(default_factory=list)
     flushes: int = 0
     abandoned: bool = False
@@ -58,6 +59,10 @@ class FakeSink:
     def take_step(self, result: StepResult) -> None:
         """Keep."""
         self.results.append(result)
+
+    def take_unjoined(self, rank_step: RankStep) -> None:
+        """Keep."""
+        self.unjoined.append(rank_step)
 
     def take_late(self, rank_step: RankStep) -> None:
         """Keep."""

@@ -717,5 +717,5 @@ def test_no_row_of_a_kind_touches_the_next_one_of_the_same_kind(
     """Neighbours that say the same are one row, barriers apart."""
     rows = assemble(*step)
     for before, after in itertools.pairwise(rows):
-        alike = (before.layer, before.phase, before.flags) == (after.layer, after.phase, after.flags)
-        assert not alike or after.flags & RowFlag.BARRIER
+        kinds = [(row.layer, row.phase, row.direction, row.flags) for row in (before, after)]
+        assert kinds[0] != kinds[1] or after.flags & RowFlag.BARRIER

@@ -1,0 +1,76 @@
+"""SQL of the join over the store. Values travel beside the text, as ClickHouse's own placeholders.
+
+`{since_ms}` bounds how far back steps are looked for; tables replace rows by key, so every read says FINAL.
+"""
+
+from __future__ import annotations
+
+NOW = "SELECT toUnixTimestamp64Milli(now64(3))"
+"""The store's clock: the only one that all writers' rows are compared with."""
+
+STEPS = """
+SELECT
+    run_id, step, sum(num_records) AS records, max(of_rank.world_size) AS world_size,
+    uniqExact(of_rank.world_size) AS world_sizes,
+    length(groupUniqArrayArray(arrayPushBack(of_rank.microbatches, 0))) AS num_microbatches,
+    toUnixTimestamp64Milli(min(first_at)) AS first_ms, toUnixTimestamp64Milli(max(last_at)) AS last_ms
+FROM
+(
+    SELECT run_id, step, rank, count() AS num_records, max(source.world_size) AS world_size,
+           groupUniqArray(microbatch) AS microbatches,
+           min(received_at) AS first_at, max(received_at) AS last_at
+    FROM {database:Identifier}.rank_steps AS source FINAL
+    WHERE late = 0 AND received_at >= fromUnixTimestamp64Milli({since_ms:Int64})
+      AND ({run:String} = '' OR run_id = {run:String})
+    GROUP BY run_id, step, rank
+) AS of_rank
+GROUP BY run_id, step
+"""
+"""Rank steps by step: who is there, and when the first and the last one were written."""
+
+JUDGED = """
+SELECT run_id, step
+FROM {database:Identifier}.step_verdicts FINAL
+WHERE (run_id, step) IN {steps:Array(Tuple(String, UInt64))}
+"""
+
+RANK_STEPS = """
+SELECT
+    run_id, step, rank, microbatch, world_size, ep_group, ep_rank, ep_size,
+    toString(forward_mode) AS forward_mode, toString(cohort) AS cohort,
+    toString(model_name) AS model_name, toString(model_version) AS model_version,
+    toString(host_name) AS host_name, toString(clock) AS clock, sample_period, placement_version, warmup,
+    toUnixTimestamp64Nano(start_time) AS start_unix_ns, duration_ns
+FROM {database:Identifier}.rank_steps FINAL
+WHERE late = 0 AND run_id = {run:String} AND step IN {steps:Array(UInt64)}
+ORDER BY step, rank, microbatch
+"""
+
+PHASES = """
+SELECT
+    step, rank, record_microbatch,
+    groupArray(layer) AS layer, groupArray(toString(phase)) AS phase,
+    groupArray(toString(direction)) AS direction,
+    groupArray(microbatch) AS microbatch, groupArray(ordinal) AS ordinal, groupArray(stream) AS stream,
+    groupArray(flags) AS flags, groupArray(toUnixTimestamp64Nano(start_time)) AS start_unix_ns,
+    groupArray(duration_ns) AS duration_ns, groupArray(bytes) AS bytes, groupArray(rows) AS rows
+FROM
+(
+    SELECT *
+    FROM {database:Identifier}.phase_spans FINAL
+    WHERE run_id = {run:String} AND step IN {steps:Array(UInt64)}
+    ORDER BY step, rank, record_microbatch, start_time, position, duration_ns
+)
+GROUP BY step, rank, record_microbatch
+SETTINGS max_threads = 1
+"""
+"""One row per rank step, its columns in the order of the wire; one thread keeps that order."""
+
+EXPERTS = """
+SELECT step, rank, microbatch, layer, toString(count_kind) AS kind,
+       groupArray(expert) AS experts, groupArray(count) AS counts
+FROM {database:Identifier}.expert_loads FINAL
+WHERE run_id = {run:String} AND step IN {steps:Array(UInt64)}
+GROUP BY step, rank, microbatch, layer, kind
+ORDER BY step, rank, microbatch, layer, kind
+"""

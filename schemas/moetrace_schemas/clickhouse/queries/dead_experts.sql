@@ -1,0 +1,13 @@
+-- Which experts get no token at all?
+SELECT forward_mode, layer, groupArray(expert) AS experts
+FROM
+(
+    SELECT forward_mode, layer, expert
+    FROM expert_load_minutes
+    WHERE run_id = {run:String} AND count_kind = 'routed'
+    GROUP BY forward_mode, layer, expert
+    HAVING sum(count) = 0
+    ORDER BY expert
+)
+GROUP BY forward_mode, layer
+ORDER BY forward_mode, layer

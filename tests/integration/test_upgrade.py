@@ -1,0 +1,59 @@
+"""A store of any earlier version becomes one of this version, and its rows stay what they were."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from integration.collector_process import ROOT, environment
+from moetrace_schemas.clickhouse.render import migrations
+
+VERSIONS = [migration.version for migration in migrations()]
+
+
+@pytest.fixture(scope="module")
+def upgrades() -> dict[str, dict[str, Any]]:
+    """What upgrade_every_version saw, by database."""
+    env = environment()
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests"), env["PYTHONPATH"]])
+    done = subprocess.run(
+        [sys.executable, "-m", "upgrade_every_version"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    return told
+
+
+def test_every_version_gets_what_it_lacks(upgrades: dict[str, dict[str, Any]]) -> None:
+    """From each version on, exactly the later migrations are applied, in order."""
+    assert list(upgrades) == [f"from_{version:04d}" for version in VERSIONS[1:]]
+    for number, found in enumerate(upgrades.values(), start=2):
+        assert found["applied"] == VERSIONS[number:]
+
+
+def test_no_row_changes(upgrades: dict[str, dict[str, Any]]) -> None:
+    """Every column that a version had holds the same values after the upgrade, in every table it had."""
+    for name, found in upgrades.items():
+        assert found["before"], name
+        assert found["after"] == found["before"], name
+    assert len(upgrades["from_0008"]["before"]) == 6
+
+
+def test_old_rows_are_read_by_new_views(upgrades: dict[str, dict[str, Any]]) -> None:
+    """Runs are filled from rows that were there; the join in SQL works on rows without the new columns."""
+    newest = upgrades[f"from_{VERSIONS[-1]:04d}"]
+    assert newest["barriers"][0] == 3 * 5  # steps x (2 layers x 2 exchanges, and the tail)
+    for name, found in upgrades.items():
+        if "rank_steps" in found["before"]:
+            assert found["runs"] == [["upgraded", 3, 2]], name
+            assert found["barriers"] == newest["barriers"], name
