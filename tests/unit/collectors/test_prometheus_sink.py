@@ -227,16 +227,12 @@ def test_exposed_names_and_labels_are_those_of_the_catalogue() -> None:
     book = SeriesBook()
     own = SelfMetrics(book)
     sink = PrometheusSink(book, series_budget=8)
-    LedgerSink(
-        None,
-        database="unused",
-        book=book,
-        unix_ms=lambda: 0,
-        on_conflict=lambda report: None,
-        on_lost=lambda table, rows: None,
-    )
     sink.take_step(result())
     sink.take_step(result(step=1, run_id="second", num_experts=64))
+    ledger = LedgerSink(
+        None, database="m", book=book, unix_ms=lambda: 0, on_conflict=lambda _: None, on_lost=lambda *_: None
+    )
+    assert not ledger.has_unwritten
     own.step_closed(result().joined)
     own.rows_stored("phase_spans", 1)
     own.rows_lost("phase_spans", 1)
