@@ -29,6 +29,12 @@ class SelfMetrics:
     expected_sites: int = 0
     seen_sites: int = 0
     queue_steps: int = 0
+    interval_cost_ns: float = 0.0
+    """Host time of one recorded interval on the model's thread, as calibrated; 0.0 = not calibrated."""
+    model_thread_ns: int = 0
+    """Host time on the model's thread over all recorded steps: intervals x calibrated cost, and counting."""
+    background_ns: Counter[str] = field(default_factory=Counter)
+    """CPU time of the tracer's own threads so far, by thread: drain, export."""
     spooled_steps: int = 0
     violations: Counter[RoutingViolation] = field(default_factory=Counter)
     """Contradictions in the routing of this rank."""

@@ -21,6 +21,7 @@ from moetrace.context import RankContext
 from moetrace.emit.drain import Drain
 from moetrace.errors import ConfigError
 from moetrace.guard import Guard
+from moetrace.instrument.cost import interval_cost_ns
 from moetrace.instrument.coverage import CoverageReport
 from moetrace.instrument.hand_written import check_parts, wrap_parts
 from moetrace.instrument.install import Installer
@@ -208,10 +209,14 @@ class Tracer:
         if self._pool is None:
             if self._clock is None:
                 self._clock = clock_for(self.config.clock, getattr(device, "type", "cpu"))
+                self.guard.run("cost", self._calibrate, self._clock)
             self._pool = BufferPool(self._clock, self.config.buffers, self.config.max_intervals)
             self._hook_graphs()
             self.drain.start(self._pool)
         return self._pool
+
+    def _calibrate(self, clock: Clock) -> None:
+        self.metrics.interval_cost_ns = interval_cost_ns(clock)
 
     def _hook_graphs(self) -> None:
         device = getattr(self._clock, "device", None)

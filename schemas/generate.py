@@ -59,24 +59,34 @@ def attributes(data: dict[str, Any]) -> str:
             f'{_constant(entry["name"])} = "{entry["name"]}"',
             f'"""{entry["type"]}. {entry["brief"]}"""',
         ]
-    types = ",\n    ".join(f'{_constant(e["name"])}: "{e["type"]}"' for e in data["attributes"])
     lines += [
         "",
         f"REQUIRED: tuple[str, ...] = (\n    {_required(data, 'moe.step')},\n)",
-        '"""Attributes without which a span is rejected."""',
+        '"""Attributes without which a moe.step span is rejected."""',
         f"PLACEMENT_REQUIRED: tuple[str, ...] = (\n    {_required(data, 'moe.placement')},\n)",
-        '"""The same for a placement."""',
+        '"""The same for a moe.placement span."""',
+        "",
+        f"TYPES: dict[str, str] = {{\n    {_types(data, 'moe.step', 'moe.placement')},\n}}",
+        '"""Attribute of a moe.step or moe.placement span -> OTLP value type."""',
+        f"PHASE_TYPES: dict[str, str] = {{\n    {_types(data, 'moe.phase')},\n}}",
+        '"""The same for a moe.phase span."""',
     ]
-    lines += ["", f"TYPES: dict[str, str] = {{\n    {types},\n}}", '"""Attribute -> OTLP value type."""']
     carriers = ",\n    ".join(
-        f"{_constant(e['name'])}: ({' '.join(f'{c!r},' for c in e['carrier'].split(', '))})".replace("'", '"')
-        for e in data["attributes"]
+        f"{_constant(entry['name'])}: ({' '.join(f'{c!r},' for c in _carriers(entry))})".replace("'", '"')
+        for entry in data["attributes"]
+        if _carriers(entry)
     )
     lines += [
         f"CARRIERS: dict[str, tuple[str, ...]] = {{\n    {carriers},\n}}",
-        '"""Attribute -> spans that hold it."""',
+        '"""Attribute -> spans that the collector reads it from."""',
     ]
     return "\n".join(lines) + "\n"
+
+
+def _carriers(entry: dict[str, Any]) -> tuple[str, ...]:
+    """Spans that the collector reads an attribute from; none for one that only an export writes."""
+    carriers = tuple(entry["carrier"].split(", "))
+    return () if "exported" in carriers else carriers
 
 
 def _required(data: dict[str, Any], carrier: str) -> str:
@@ -84,7 +94,16 @@ def _required(data: dict[str, Any], carrier: str) -> str:
     return ",\n    ".join(
         _constant(entry["name"])
         for entry in data["attributes"]
-        if carrier in entry["carrier"].split(", ") and entry["required"] in (True, carrier)
+        if carrier in _carriers(entry) and entry["required"] in (True, carrier)
+    )
+
+
+def _types(data: dict[str, Any], *carriers: str) -> str:
+    """Constants and types of the attributes that any of the carriers holds."""
+    return ",\n    ".join(
+        f'{_constant(entry["name"])}: "{entry["type"]}"'
+        for entry in data["attributes"]
+        if not set(carriers).isdisjoint(_carriers(entry))
     )
 
 

@@ -21,6 +21,8 @@ COMMANDS = (
     "collect",
     "query",
     "report",
+    "top",
+    "export",
     "analyze",
     "load",
     "replay",

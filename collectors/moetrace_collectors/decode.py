@@ -2,9 +2,9 @@
 
 Everything from the wire is checked here once, so that later stages trust their types: required
 attributes and their types, closed sets, ranges, array lengths, finite limits, and that the trace id
-is the one that run id and step give. Only `moe.step` and
-`moe.placement` spans are read; ordinary child spans with
-moetrace attributes, of foreign instrumentation, count as foreign in this version.
+is the one that run id and step give. Only `moe.step` and `moe.placement` spans are read. A `moe.step`
+span carries its phase rows packed, or as `moe.phase` children in the same request; a child whose parent
+is not there counts as foreign, like every other span.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from moetrace_collectors.decode_columns import (
     decode_violations,
 )
 from moetrace_collectors.decode_placement import PlacementRejectedError, decode_placement
+from moetrace_collectors.decode_spans import children_by_parent, pack_children
 from moetrace_collectors.events import MAX_PAYLOAD_BYTES, Rejection
 from moetrace_collectors.model import PlacementReport, RankStep
 from moetrace_schemas import SCHEMA_VERSION, attributes, identity, spans
@@ -45,6 +46,8 @@ MAX_OTHER_BYTES = 64 * 1_024
 MAX_STEP = 2**62
 MAX_INDEX = 2**31 - 1
 MAX_MICROBATCH = 65_535
+MAX_NS = 2**53
+"""104 days, and exact as a float64."""
 MAX_DETAIL = 300
 MIN_UNIX_NS = 946_684_800 * 10**9
 """2000-01-01. The store partitions by day: a clock far off would make partitions without end."""
@@ -92,28 +95,36 @@ def decode(request: ExportTraceServiceRequest, *, max_world_size: int) -> Decode
     rejected: list[Rejection] = []
     placements: list[PlacementReport] = []
     num_foreign = 0
+    children = children_by_parent(request)
+    num_orphans = sum(map(len, children.values()))
     for resource_spans in request.resource_spans:
         host_name = _host_name(resource_spans.resource.attributes)
         for scope_spans in resource_spans.scope_spans:
             for span in scope_spans.spans:
+                if span.name == spans.MOE_PHASE:
+                    continue
                 values = {entry.key: entry.value for entry in span.attributes[:MAX_ATTRIBUTES]}
                 if not _is_ours(span, values):
                     num_foreign += 1
                     continue
+                own = children.get((span.trace_id, span.span_id), ())
+                num_orphans -= len(own)
                 try:
                     _check_size(span, values)
+                    _check_children(own)
                     if span.name == spans.MOE_PLACEMENT:
                         placements.append(
                             decode_placement(span, values, host_name, max_world_size=max_world_size)
                         )
                     else:
-                        rank_steps.append(_rank_step(span, values, host_name, max_world_size))
+                        rank_steps.append(_rank_step(span, values, own, host_name, max_world_size))
                 except (_RejectedError, PlacementRejectedError) as error:
                     rejected.append(_rejection(error.reason, str(error), span, values))
+    # Two steps of one span id would both claim its children.
     return Decoded(
         rank_steps=tuple(rank_steps),
         rejected=tuple(rejected),
-        num_foreign_spans=num_foreign,
+        num_foreign_spans=num_foreign + max(0, num_orphans),
         placements=tuple(placements),
     )
 
@@ -124,7 +135,8 @@ def _is_ours(span: Span, values: Mapping[str, AnyValue]) -> bool:
     return span.name == spans.MOE_STEP and any(name.startswith(PREFIX) for name in values)
 
 
-def _check_size(span: Span, values: Mapping[str, AnyValue]) -> None:
+def _check_size(span: Span, values: Mapping[str, AnyValue]) -> int:
+    """The size of a span that is within the limits, bytes."""
     number = len(span.attributes) + len(span.events) + len(span.links)
     if number > MAX_ATTRIBUTES:
         raise _RejectedError(
@@ -134,21 +146,42 @@ def _check_size(span: Span, values: Mapping[str, AnyValue]) -> None:
     blocks = 0
     for name in _BLOCKS:
         if name in values:
-            size = len(values[name].bytes_value)
-            if size > MAX_BLOCK_BYTES:
+            block = len(values[name].bytes_value)
+            if block > MAX_BLOCK_BYTES:
                 raise _RejectedError(
-                    RejectReason.ATTRIBUTE_TOO_LARGE, f"{name}: {size} bytes, at most {MAX_BLOCK_BYTES}"
+                    RejectReason.ATTRIBUTE_TOO_LARGE, f"{name}: {block} bytes, at most {MAX_BLOCK_BYTES}"
                 )
-            blocks += size
-    other = span.ByteSize() - blocks
+            blocks += block
+    size = span.ByteSize()
+    other = size - blocks
     if other > MAX_OTHER_BYTES:
         raise _RejectedError(
             RejectReason.ATTRIBUTE_TOO_LARGE,
             f"{other} bytes beside the packed columns, at most {MAX_OTHER_BYTES} are taken",
         )
+    return size
 
 
-def _rank_step(span: Span, values: Mapping[str, AnyValue], host_name: str, max_world_size: int) -> RankStep:
+def _check_children(children: Sequence[Span]) -> None:
+    """Each child is held to the limits of a span, all of them to that of the column that they stand for."""
+    try:
+        size = sum(_check_size(child, {}) for child in children)
+    except _RejectedError as error:
+        raise _RejectedError(error.reason, f"{spans.MOE_PHASE} span: {error}") from error
+    if size > MAX_BLOCK_BYTES:
+        raise _RejectedError(
+            RejectReason.ATTRIBUTE_TOO_LARGE,
+            f"{len(children)} {spans.MOE_PHASE} spans of {size} bytes, at most {MAX_BLOCK_BYTES}",
+        )
+
+
+def _rank_step(
+    span: Span,
+    values: Mapping[str, AnyValue],
+    children: Sequence[Span],
+    host_name: str,
+    max_world_size: int,
+) -> RankStep:
     # The version first: a newer writer may have renamed anything else.
     if attributes.SCHEMA_VERSION in values:
         version = _int(values, attributes.SCHEMA_VERSION, 0, MAX_INDEX)
@@ -159,7 +192,7 @@ def _rank_step(span: Span, values: Mapping[str, AnyValue], host_name: str, max_w
                 "upgrade the collector first",
             )
     for name in attributes.REQUIRED:
-        if name not in values:
+        if name not in values and not (name == attributes.COLUMNS_PHASES and children):
             raise _RejectedError(RejectReason.MISSING_ATTRIBUTE, f"{name} is missing")
     run_id = _string(values, attributes.RUN_ID)
     if identity.RUN_ID_PATTERN.fullmatch(run_id) is None:
@@ -173,7 +206,7 @@ def _rank_step(span: Span, values: Mapping[str, AnyValue], host_name: str, max_w
         raise _invalid(attributes.CLOCK, repr(clock), "host, cuda or device")
     if attributes.ANCHOR_ERROR_NS in values:
         # For whoever draws the span; nothing of the collector's depends on it.
-        _int(values, attributes.ANCHOR_ERROR_NS, 0, 2**53)
+        _int(values, attributes.ANCHOR_ERROR_NS, 0, MAX_NS)
     if not MIN_UNIX_NS <= span.start_time_unix_nano <= MAX_UNIX_NS:
         raise _invalid(
             "start time", str(span.start_time_unix_nano), "unix ns between the years 2000 and 2100"
@@ -186,7 +219,12 @@ def _rank_step(span: Span, values: Mapping[str, AnyValue], host_name: str, max_w
     rank = _int(values, attributes.RANK, 0, world_size - 1)
     microbatch = _int(values, attributes.MICROBATCH_INDEX, 0, MAX_MICROBATCH)
     try:
-        phases = decode_phases(_bytes(values, attributes.COLUMNS_PHASES), microbatch=microbatch)
+        phases = decode_phases(
+            _bytes(values, attributes.COLUMNS_PHASES)
+            if attributes.COLUMNS_PHASES in values
+            else pack_children(children, start_unix_ns=span.start_time_unix_nano, microbatch=microbatch),
+            microbatch=microbatch,
+        )
         experts = (
             decode_experts(_bytes(values, attributes.COLUMNS_EXPERTS))
             if attributes.COLUMNS_EXPERTS in values
@@ -222,13 +260,14 @@ def _rank_step(span: Span, values: Mapping[str, AnyValue], host_name: str, max_w
         sample_period=_int(values, attributes.SAMPLE_PERIOD, 1, MAX_INDEX),
         warmup=_bool(values, attributes.STEP_WARMUP),
         clock=clock,
-        duration_ns=_int(values, attributes.DURATION_NS, 0, 2**53),
+        duration_ns=_int(values, attributes.DURATION_NS, 0, MAX_NS),
         start_unix_ns=span.start_time_unix_nano,
         host_name=host_name,
         model_name=_text(values, attributes.MODEL_NAME),
         model_version=_text(values, attributes.MODEL_VERSION),
         cohort=_text(values, attributes.COHORT),
         placement_version=_optional_int(values, attributes.PLACEMENT_VERSION),
+        tracer_ns=_int(values, attributes.TRACER_NS, 0, MAX_NS) if attributes.TRACER_NS in values else -1,
         phases=phases,
         experts=experts,
         traffic=traffic,

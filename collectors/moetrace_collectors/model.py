@@ -112,6 +112,8 @@ class RankStep:
     model_version: str = ""
     cohort: str = ""
     placement_version: int = 0
+    tracer_ns: int = -1
+    """Estimated host time that the tracer took on the model's thread in this step; -1 = not said."""
     sent_run_id: str = ""
     """The run id on the wire, where another run had used it before; empty where `run_id` is it."""
     phases: PhaseColumns

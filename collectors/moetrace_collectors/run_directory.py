@@ -7,7 +7,8 @@
         wal/                 requests that are acknowledged and not yet stored
         collector.json       while a collector owns the store: its pid and HTTP address
         dead_letter.jsonl    what could not be decoded
-        report.html          the last report
+        report.html          the last report of the run that the directory is named after
+        report-<run>.html    of another run in its store
 
 The embedded engine gives a path to one process at a time. While a collector lives, everyone else
 reads through its HTTP address; `collector.json` (written by `owner`) is how they find it. This module
@@ -16,8 +17,10 @@ only finds and names; opening a store is `store`, reading rows for people is `vi
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +33,7 @@ STORE_NAME = "store"
 OWNER_NAME = "collector.json"
 WAL_NAME = "wal"
 DEAD_LETTER_NAME = "dead_letter.jsonl"
-REPORT_NAME = "report.html"
+REPORT_NAME = "report"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +81,11 @@ class RunDirectory:
         """File of what could not be decoded."""
         return self.path / DEAD_LETTER_NAME
 
-    @property
-    def report_path(self) -> Path:
-        """Where the report goes unless told otherwise."""
-        return self.path / REPORT_NAME
+    def report_path(self, run_id: str) -> Path:
+        """Where a run's report goes unless told otherwise: no run of a store overwrites another's."""
+        return self.path / (
+            f"{REPORT_NAME}.html" if run_id == self.path.resolve().name else report_name(run_id)
+        )
 
     @property
     def dsn(self) -> str:
@@ -109,6 +113,15 @@ class RunDirectory:
                 "delete it if no collector runs on this directory"
             ) from error
         return owner if owner.is_alive() else None
+
+
+def report_name(run_id: str) -> str:
+    """A file name for a run's report, whatever the run is called."""
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", run_id)[:100]
+    if plain != run_id:
+        # Two runs that look the same now are still told apart.
+        plain += "-" + hashlib.blake2b(run_id.encode(), digest_size=4).hexdigest()
+    return f"{REPORT_NAME}-{plain}.html"
 
 
 def open_run_directory(path: Path) -> RunDirectory:

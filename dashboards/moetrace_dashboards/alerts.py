@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from moetrace_dashboards.config import UIDS, Config
 from moetrace_dashboards.queries import rules
-from moetrace_dashboards.queries.rules import with_hysteresis
+from moetrace_dashboards.queries.rules import Level, with_hysteresis
 
 GROUP = "moetrace.alerts"
 WARNING = "warning"
@@ -26,6 +26,8 @@ class Alert:
     description: str
     dashboard: str
     """Key of config.UIDS: where to look first."""
+    level: Level | None = None
+    """Of an alert with hysteresis: what its expression is made of."""
 
 
 def alerts(config: Config) -> tuple[Alert, ...]:
@@ -64,6 +66,7 @@ def _load(config: Config) -> tuple[Alert, ...]:
                 high=config.expert_load_high,
                 low=config.expert_load_low,
             ),
+            level=Level(value=rules.EXPERT_LOAD, high=config.expert_load_high, low=config.expert_load_low),
             hold=config.persistent_for,
             severity=WARNING,
             summary="Expert {{ $labels.expert }} of layer {{ $labels.layer }} stays hot in "
@@ -80,6 +83,7 @@ def _load(config: Config) -> tuple[Alert, ...]:
                 high=config.imbalance_high,
                 low=config.imbalance_low,
             ),
+            level=Level(value=rules.IMBALANCE, high=config.imbalance_high, low=config.imbalance_low),
             hold=config.persistent_for,
             severity=WARNING,
             summary="Load over the experts of layer {{ $labels.layer }} stays uneven in "
@@ -130,6 +134,9 @@ def _critical_path(config: Config) -> tuple[Alert, ...]:
                 high=config.critical_share_high,
                 low=config.critical_share_low,
             ),
+            level=Level(
+                value=rules.CRITICAL_SHARE, high=config.critical_share_high, low=config.critical_share_low
+            ),
             hold=config.persistent_for,
             severity=WARNING,
             summary="Rank {{ $labels.rank }} in {{ $labels.phase }} extends the steps of run "
@@ -146,6 +153,7 @@ def _critical_path(config: Config) -> tuple[Alert, ...]:
                 high=config.device_share_high,
                 low=config.device_share_low,
             ),
+            level=Level(value=rules.DEVICE_SHARE, high=config.device_share_high, low=config.device_share_low),
             hold=config.persistent_for,
             severity=WARNING,
             summary="The device of rank {{ $labels.rank }} is slower in {{ $labels.phase }} than its rows "
@@ -188,6 +196,17 @@ def _exchange(config: Config) -> tuple[Alert, ...]:
             summary="Transfers of {{ $labels.phase }} in {{ $labels.forward_mode }} got slower in run "
             "{{ $labels.run_id }}",
             description='The mean is {{ $value | printf "%.2f" }} times what it was in the hour before.',
+            dashboard="all_to_all",
+        ),
+        Alert(
+            name="MoeGroupTransferRegressed",
+            expr=rules.group_transfer_regression(config),
+            hold="10m",
+            severity=WARNING,
+            summary="Transfers of {{ $labels.phase }} in {{ $labels.forward_mode }} got slower in the group "
+            "of rank {{ $labels.ep_group }}, run {{ $labels.run_id }}",
+            description='Beyond what more bytes explain, the mean is {{ $value | printf "%.2f" }} times '
+            "what it was in the hour before. Hosts of the group: {{ $labels.hosts }}.",
             dashboard="all_to_all",
         ),
         Alert(

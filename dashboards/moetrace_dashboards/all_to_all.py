@@ -78,6 +78,14 @@ def build(config: Config) -> Dashboard:
             sql.SLOWEST_EXCHANGES,
             width=12,
         ),
+        lines(
+            "Transfer by group",
+            "Mean transfer of an exchange by expert-parallel group, the ten slowest. An exchange is one "
+            "measurement for its group: with two hosts that is their link, with more a set of links.",
+            "s",
+            [promql.GROUP_TRANSFER],
+            width=24,
+        ),
     )
     return assemble(
         "all_to_all",

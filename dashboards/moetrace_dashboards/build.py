@@ -17,6 +17,7 @@ from moetrace_dashboards import (
     collector_health,
     critical_path,
     expert_load,
+    grafana_alerts,
     placement,
     step_overview,
 )
@@ -44,6 +45,7 @@ def files(config: Config) -> dict[str, str]:
     }
     made["prometheus/recording_rules.yaml"] = _yaml(recording_rules())
     made["prometheus/alerts.yaml"] = _yaml(alert_rules(config))
+    made["grafana_alerting/moetrace.yaml"] = _yaml(grafana_alerts.provisioning(config))
     return made
 
 
@@ -66,7 +68,11 @@ _Dumper.add_representer(str, _text)
 def stale(made: dict[str, str], out: Path) -> list[str]:
     """Files that are missing, differ, or should not be there."""
     wrong = [name for name, text in made.items() if not _same(out / name, text)]
-    found = (path for kind in ("grafana", "prometheus") for path in sorted((out / kind).glob("*")))
+    found = (
+        path
+        for kind in ("grafana", "grafana_alerting", "prometheus")
+        for path in sorted((out / kind).glob("*"))
+    )
     return wrong + [name for path in found if (name := str(path.relative_to(out))) not in made]
 
 

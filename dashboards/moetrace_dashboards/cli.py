@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in (
         ("build", "write dashboards, recording rules and alerts"),
         ("check", "exit 1 if what is there is not what build would write"),
-        ("push", "make data sources, folder, dashboards and annotations of a Grafana current"),
+        ("push", "make data sources, folder, dashboards, alert rules and annotations of a Grafana current"),
     ):
         action = actions.add_parser(name, help=text, description=text)
         action.add_argument("--config", type=Path, metavar="FILE", help="TOML with other thresholds")
@@ -55,6 +55,11 @@ def _parser() -> argparse.ArgumentParser:
         action.add_argument("--clickhouse", default="", metavar="HOST:PORT", help="make this data source")
         action.add_argument(
             "--collector", default="", metavar="URL", help="annotate the placement epochs of its runs"
+        )
+        action.add_argument(
+            "--alerts",
+            action="store_true",
+            help="make the alert rules in Grafana too, where Prometheus does not evaluate them",
         )
         action.add_argument(
             "--dry-run", action="store_true", help="show what would change, and change nothing"
@@ -74,6 +79,7 @@ def _push(arguments: argparse.Namespace) -> int:
         },
         prometheus_url=arguments.prometheus_url,
         clickhouse=arguments.clickhouse,
+        alerts=config if arguments.alerts else None,
         collector_url=arguments.collector,
     )
     changes = plan(GrafanaApi(arguments.grafana_url, token), wanted)

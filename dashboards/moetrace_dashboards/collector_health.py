@@ -158,6 +158,23 @@ def _tracer(config: Config) -> tuple[AnyPanel, ...]:
             width=24,
             limit=config.coverage_ratio,
         ),
+        lines(
+            "Tracer: cost on the models' threads",
+            "Estimated host time of the tracer over the duration of the recorded steps: intervals x the "
+            "calibrated cost of one, and the measured time of counting routes. Steps that are not sampled "
+            "cost next to nothing.",
+            "percentunit",
+            [promql.TRACER_COST],
+            width=12,
+        ),
+        lines(
+            "Tracer: own threads",
+            "CPU time per second of the tracer's drain and export threads, per model process: 1 is a core. "
+            "They share the interpreter's lock with the model.",
+            "percentunit",
+            [promql.TRACER_THREADS],
+            width=12,
+        ),
     )
 
 

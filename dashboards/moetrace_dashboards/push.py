@@ -1,6 +1,7 @@
 """What Grafana has against what it should have, and the calls that make up the difference.
 
-Idempotent: a second push finds nothing to do. Alert rules live in Prometheus and are not pushed.
+Idempotent: a second push finds nothing to do. Alert rules live in Prometheus and are pushed only where
+asked for (schemas/decisions/0006).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from moetrace_dashboards.config import CLICKHOUSE_TYPE, FOLDER_TITLE, FOLDER_UID, PROMETHEUS_TYPE
+from moetrace_dashboards import grafana_alerts
+from moetrace_dashboards.config import CLICKHOUSE_TYPE, FOLDER_TITLE, FOLDER_UID, PROMETHEUS_TYPE, Config
 from moetrace_dashboards.grafana_api import TIMEOUT_S, GrafanaApi, PushError
 from moetrace_dashboards.queries.sql import PLACEMENT_EPOCHS
 
@@ -38,6 +40,8 @@ class Wanted:
     """Empty: a data source of the type must be there."""
     clickhouse: str = ""
     """host:port of ClickHouse's HTTP interface; empty as above."""
+    alerts: Config | None = None
+    """Thresholds of alert rules for Grafana's own engine; None: no alert rules."""
     collector_url: str = ""
     """Where placement epochs are asked for; empty: no annotations."""
 
@@ -62,6 +66,7 @@ def plan(api: GrafanaApi, wanted: Wanted) -> list[Change]:
         *_datasources(api, wanted),
         *_folder(api),
         *_dashboards(api, wanted.dashboards),
+        *(_alert_rules(api, wanted) if wanted.alerts is not None else ()),
         *(_annotations(api, wanted.collector_url) if wanted.collector_url else ()),
     ]
 
@@ -106,7 +111,7 @@ def _prometheus(url: str) -> dict[str, Any] | None:
     if not url:
         return None
     return {
-        "uid": "moetrace-prometheus",
+        "uid": grafana_alerts.DATASOURCE_UID,
         "name": "moetrace Prometheus",
         "type": PROMETHEUS_TYPE,
         "access": "proxy",
@@ -156,6 +161,34 @@ def _dashboards(api: GrafanaApi, dashboards: dict[str, dict[str, Any]]) -> list[
                 )
             )
     return changes
+
+
+def _alert_rules(api: GrafanaApi, wanted: Wanted) -> list[Change]:
+    assert wanted.alerts is not None
+    uid = _prometheus_uid(api, wanted)
+    changes = []
+    for rule in grafana_alerts.alert_rules(wanted.alerts, uid):
+        found = api.alert_rule(rule["uid"])
+        if found is None:
+            changes.append(
+                Change(title=f"create alert rule {rule['title']}", apply=partial(api.create_alert_rule, rule))
+            )
+        elif grafana_alerts.differs(found, rule):
+            changes.append(
+                Change(
+                    title=f"update alert rule {rule['title']}",
+                    apply=partial(api.update_alert_rule, rule),
+                    diff=_diff(grafana_alerts.common(found, rule), rule),
+                )
+            )
+    return changes
+
+
+def _prometheus_uid(api: GrafanaApi, wanted: Wanted) -> str:
+    """The data source that this push makes, else the first of its type that is there."""
+    if wanted.prometheus_url:
+        return grafana_alerts.DATASOURCE_UID
+    return next(str(source["uid"]) for source in api.datasources() if source["type"] == PROMETHEUS_TYPE)
 
 
 def _annotations(api: GrafanaApi, collector_url: str) -> list[Change]:

@@ -134,6 +134,7 @@ class Drain:
                 pool.release(buffer)
             if self._settle() and dropped is not None:
                 self._owner.metrics.drop(dropped)
+            self._owner.metrics.background_ns["drain"] = time.thread_time_ns()
 
     def _emit_placements(self) -> None:
         while True:
@@ -171,11 +172,18 @@ class Drain:
             skipped.clear()
             # Nothing, where a capture has begun meanwhile.
             record = track.resolve(
-                lambda: build_record(buffer, self._assembler, self._owner.clock_name, skipped)
+                lambda: build_record(
+                    buffer,
+                    self._assembler,
+                    self._owner.clock_name,
+                    skipped,
+                    interval_cost_ns=metrics.interval_cost_ns,
+                )
             )
         if track.stepped_aside:
             skipped[SkipReason.ONE_QUEUE] += track.stepped_aside
         metrics.skipped.update(skipped)
+        metrics.model_thread_ns += max(0, record.tracer_ns)
         metrics.dropped_intervals += sum(start < 0 or end < 0 for _, start, end, _ in buffer.intervals())
         sites = self._owner.sites.sites
         metrics.seen_sites = sum(sites[number].per_step for number in record.seen_sites)

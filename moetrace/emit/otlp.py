@@ -194,6 +194,7 @@ class OtlpEmitter:
                     self._empty(self._spool)
                 if self._placements:
                     self._send([])
+                self._metrics.background_ns["export"] = time.thread_time_ns()
                 if self._stop.is_set():
                     return
         finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -71,10 +71,17 @@ class _SelfCollector(Collector):
         yield _gauge(catalogue.SELF_SEEN_SITES, m.seen_sites)
         yield _counter(catalogue.SELF_ROUTING_VIOLATIONS_TOTAL, dict(m.violations))
         yield _gauge(catalogue.SELF_EXPORT_QUEUE_STEPS, m.queue_steps)
+        yield CounterMetricFamily(
+            catalogue.SELF_MODEL_THREAD_SECONDS_TOTAL.name,
+            catalogue.SELF_MODEL_THREAD_SECONDS_TOTAL.help,
+            value=m.model_thread_ns / 1e9,
+        )
+        spent = {thread: used_ns / 1e9 for thread, used_ns in m.background_ns.items()}
+        yield _counter(catalogue.SELF_BACKGROUND_SECONDS_TOTAL, spent)
         yield _gauge(catalogue.SELF_SPOOLED_STEPS, m.spooled_steps)
 
 
-def _counter(spec: catalogue.MetricSpec, values: dict[Any, int]) -> CounterMetricFamily:
+def _counter(spec: catalogue.MetricSpec, values: Mapping[Any, float]) -> CounterMetricFamily:
     family = CounterMetricFamily(spec.name, spec.help, labels=spec.labels)
     for label, value in values.items():
         family.add_metric([str(label)], value)

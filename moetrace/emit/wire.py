@@ -48,6 +48,8 @@ def span_attributes(
         attributes.PLACEMENT_VERSION: record.placement_version,
         attributes.COLUMNS_PHASES: _phases(record),
     }
+    if record.tracer_ns >= 0:
+        values[attributes.TRACER_NS] = record.tracer_ns
     if record.expected_sites:
         values[attributes.COVERAGE_EXPECTED_SITES] = len(record.expected_sites)
         values[attributes.COVERAGE_SEEN_SITES] = len(record.expected_sites & record.seen_sites)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from moetrace.adapters.base import is_traceable
@@ -82,7 +83,9 @@ def counted(
         if state.graph_task() != -1:
             counter = RecomputeCounter(counter) if source_side else None
         if counter is not None:
+            began = perf_counter_ns()
             recorder.guard.run("counts", count, counter, index, args, kwargs, result)
+            buffer.counting_ns += perf_counter_ns() - began
         return result
 
     def retire() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from time import perf_counter_ns
 from typing import Any, Protocol
 
 from moetrace.guard import Guard
@@ -178,7 +179,9 @@ def timed(
             end = buffer.mark()
             buffer.add(site, start, end, 0 if graph_task() == -1 else _RECOMPUTE)
             if observe is not None:
+                began = perf_counter_ns()
                 observe(buffer, args, result)
+                buffer.counting_ns += perf_counter_ns() - began
             if buffer.backward is not None and grad_enabled():
                 buffer.backward.note(site, start, end, (args, kwargs), result)
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model

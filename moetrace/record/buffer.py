@@ -33,6 +33,7 @@ class StepBuffer:
         "cohort",
         "compiled_graphs",
         "counter",
+        "counting_ns",
         "end_mark",
         "ended",
         "expected_sites",
@@ -104,6 +105,7 @@ class StepBuffer:
         self.length = 0
         self.overflow = 0
         self.launches = 0
+        self.counting_ns = 0
         self.in_flight.clear()
         self.ended.clear()
         self.open_marks.clear()

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from moetrace.record.assembler import STREAM_SHIFT, Assembler
-from moetrace.record.buffer import StepBuffer
+from moetrace.record.buffer import WIDTH, StepBuffer
 from moetrace.record.receipts import settle
 from moetrace.record.replays import replayed_calls
 from moetrace.record.types import PhaseRow, StepRecord, TrafficRecord
@@ -18,11 +18,17 @@ _BARRIER = int(RowFlag.BARRIER)
 
 
 def build_record(
-    buffer: StepBuffer, assembler: Assembler, clock: str, skipped: Counter[SkipReason]
+    buffer: StepBuffer,
+    assembler: Assembler,
+    clock: str,
+    skipped: Counter[SkipReason],
+    *,
+    interval_cost_ns: float = 0.0,
 ) -> StepRecord:
     """A finished buffer as a record; intervals without a stamp (mark -1) are left out.
 
-    Calls that have no time of their own are added to `skipped` by reason.
+    Calls that have no time of their own are added to `skipped` by reason. `interval_cost_ns` is the
+    calibrated cost of one interval, 0.0 where there is none.
     """
     to_ns, stream = buffer.track.nanoseconds, buffer.track.stream
     start, end = to_ns(buffer.start_mark), to_ns(buffer.end_mark)
@@ -67,7 +73,14 @@ def build_record(
         expected_sites=buffer.expected_sites,
         seen_sites=frozenset(call[0] for call in calls),
         unstamped_sites=frozenset(unstamped),
+        tracer_ns=_tracer_ns(buffer, interval_cost_ns),
     )
+
+
+def _tracer_ns(buffer: StepBuffer, interval_cost_ns: float) -> int:
+    if not interval_cost_ns:
+        return -1
+    return round(buffer.length // WIDTH * interval_cost_ns) + buffer.counting_ns
 
 
 def _local_rows(buffer: StepBuffer) -> dict[int, int]:

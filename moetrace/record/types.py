@@ -95,3 +95,5 @@ class StepRecord:
     """Call sites that fired, whether or not in every step."""
     unstamped_sites: frozenset[int] = frozenset()
     """Call sites that were called without a time stamp: a device graph was being captured."""
+    tracer_ns: int = -1
+    """Host time that the tracer took on the model's thread in this step, estimated; -1 = not known."""

@@ -19,7 +19,7 @@ EP_SIZE = "moetrace.ep.size"
 EP_GROUP = "moetrace.ep.group"
 """int. Names the expert-parallel group: the lowest global rank in it."""
 MICROBATCH_INDEX = "moetrace.microbatch.index"
-"""int. Microbatch of the span; 0 where a span holds the whole step."""
+"""int. Microbatch of the span; 0 where a span holds the whole step. On moe.phase: that of its moe.step where absent."""
 FORWARD_MODE = "moetrace.forward.mode"
 """string. train, prefill, decode or mixed."""
 SAMPLE_PERIOD = "moetrace.sample.period"
@@ -86,6 +86,42 @@ COVERAGE_EXPECTED_SITES = "moetrace.coverage.expected.sites"
 """int. Wrapped call sites that should have fired in this step."""
 COVERAGE_SEEN_SITES = "moetrace.coverage.seen.sites"
 """int. Those of them that did."""
+TRACER_NS = "moetrace.tracer.ns"
+"""int. Estimated host time that the tracer took on the model's thread in this step, ns: recorded intervals x the calibrated cost of one, and the measured time of counting routes. Not in it: opening and closing the step, calls in compiled or captured regions, what the device does for it."""
+VERDICT_EVIDENCE = "moetrace.verdict.evidence"
+"""string. Clear, ambiguous or insufficient."""
+VERDICT_REASON = "moetrace.verdict.reason"
+"""string. One sentence, why the evidence is what it is."""
+VERDICT_RANK = "moetrace.verdict.rank"
+"""int. Rank that extended the step; absent where none is named."""
+VERDICT_PHASE = "moetrace.verdict.phase"
+"""string. Phase in which it did."""
+VERDICT_LAYER = "moetrace.verdict.layer"
+"""int. Layer in which it did; absent where no single layer holds half of it."""
+VERDICT_CAUSE = "moetrace.verdict.cause"
+"""string. Closed set Cause."""
+VERDICT_WORTH_NS = "moetrace.verdict.worth.ns"
+"""int. What the step would give back if the rank were average in the phase, ns."""
+PHASE = "moetrace.phase"
+"""string. Closed set Phase."""
+LAYER_INDEX = "moetrace.layer.index"
+"""int. MoE layer as the model numbers its blocks; -1 = step level."""
+DIRECTION = "moetrace.direction"
+"""string. forward or backward; forward where absent."""
+ORDINAL = "moetrace.ordinal"
+"""int. Occurrence of (layer, phase, direction, microbatch, barrier) in the step; 0 where absent."""
+STREAM = "moetrace.stream"
+"""int. Device stream; 0 = compute, also where absent."""
+FLAGS = "moetrace.flags"
+"""int. Bits of RowFlag; 1 = the exchange itself. 0 where absent."""
+BYTES = "moetrace.bytes"
+"""int. Payload this rank sent, bytes; unknown where absent."""
+ROWS = "moetrace.rows"
+"""int. Rows sent or worked on; unknown where absent."""
+RELEASER_RANK = "moetrace.releaser.rank"
+"""int. Rank that this exchange waited for; the span links to that rank's span."""
+WAIT_NS = "moetrace.wait.ns"
+"""int. Part of an exchange that is wait for other ranks, ns; the rest is transfer."""
 
 REQUIRED: tuple[str, ...] = (
     SCHEMA_VERSION,
@@ -104,7 +140,7 @@ REQUIRED: tuple[str, ...] = (
     DURATION_NS,
     COLUMNS_PHASES,
 )
-"""Attributes without which a span is rejected."""
+"""Attributes without which a moe.step span is rejected."""
 PLACEMENT_REQUIRED: tuple[str, ...] = (
     SCHEMA_VERSION,
     RUN_ID,
@@ -117,7 +153,7 @@ PLACEMENT_REQUIRED: tuple[str, ...] = (
     PLACEMENT_DIGEST,
     COLUMNS_PLACEMENT,
 )
-"""The same for a placement."""
+"""The same for a moe.placement span."""
 
 TYPES: dict[str, str] = {
     SCHEMA_VERSION: "int",
@@ -162,8 +198,21 @@ TYPES: dict[str, str] = {
     COLUMNS_COACTIVATION: "bytes",
     COVERAGE_EXPECTED_SITES: "int",
     COVERAGE_SEEN_SITES: "int",
+    TRACER_NS: "int",
 }
-"""Attribute -> OTLP value type."""
+"""Attribute of a moe.step or moe.placement span -> OTLP value type."""
+PHASE_TYPES: dict[str, str] = {
+    MICROBATCH_INDEX: "int",
+    PHASE: "string",
+    LAYER_INDEX: "int",
+    DIRECTION: "string",
+    ORDINAL: "int",
+    STREAM: "int",
+    FLAGS: "int",
+    BYTES: "int",
+    ROWS: "int",
+}
+"""The same for a moe.phase span."""
 CARRIERS: dict[str, tuple[str, ...]] = {
     SCHEMA_VERSION: ("moe.step", "moe.placement",),
     RUN_ID: ("moe.step", "moe.placement",),
@@ -173,7 +222,7 @@ CARRIERS: dict[str, tuple[str, ...]] = {
     EP_RANK: ("moe.step",),
     EP_SIZE: ("moe.step",),
     EP_GROUP: ("moe.step",),
-    MICROBATCH_INDEX: ("moe.step",),
+    MICROBATCH_INDEX: ("moe.step", "moe.phase",),
     FORWARD_MODE: ("moe.step",),
     SAMPLE_PERIOD: ("moe.step",),
     STEP_WARMUP: ("moe.step",),
@@ -207,5 +256,14 @@ CARRIERS: dict[str, tuple[str, ...]] = {
     COLUMNS_COACTIVATION: ("moe.step",),
     COVERAGE_EXPECTED_SITES: ("moe.step",),
     COVERAGE_SEEN_SITES: ("moe.step",),
+    TRACER_NS: ("moe.step",),
+    PHASE: ("moe.phase",),
+    LAYER_INDEX: ("moe.phase",),
+    DIRECTION: ("moe.phase",),
+    ORDINAL: ("moe.phase",),
+    STREAM: ("moe.phase",),
+    FLAGS: ("moe.phase",),
+    BYTES: ("moe.phase",),
+    ROWS: ("moe.phase",),
 }
-"""Attribute -> spans that hold it."""
+"""Attribute -> spans that the collector reads it from."""

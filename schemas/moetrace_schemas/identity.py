@@ -41,6 +41,20 @@ def span_id(trace: int, rank: int, microbatch: int) -> int:
     return int.from_bytes(digest, "big") or 1
 
 
+def phase_span_id(
+    parent: int, layer: int, phase: int, direction: int, microbatch: int, ordinal: int, *, barrier: bool
+) -> int:
+    """64-bit span id of a phase row that is a span of its own; phase and direction are wire codes."""
+    fields = (layer, phase, direction, microbatch, ordinal, int(barrier))
+    digest = _digest(
+        8,
+        b"moetrace.phase",
+        parent.to_bytes(8, "big"),
+        b"".join(field.to_bytes(4, "little", signed=True) for field in fields),
+    )
+    return int.from_bytes(digest, "big") or 1
+
+
 def placement_span_id(trace: int, version: int, rank: int) -> int:
     """64-bit span id of a placement that one rank announces: blake2b-64(trace id, version, rank)."""
     digest = _digest(

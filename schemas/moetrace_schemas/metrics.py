@@ -113,6 +113,22 @@ STEP_DURATION_SECONDS = MetricSpec(
     max_series=4,
     side="library",
 )
+SELF_MODEL_THREAD_SECONDS_TOTAL = MetricSpec(
+    name="moetrace_self_model_thread_seconds_total",
+    kind="counter",
+    help="Estimated host time that the tracer took on the model's thread over recorded steps: intervals x the calibrated cost of one, and the measured time of counting routes.",
+    labels=(),
+    max_series=1,
+    side="library",
+)
+SELF_BACKGROUND_SECONDS_TOTAL = MetricSpec(
+    name="moetrace_self_background_seconds_total",
+    kind="counter",
+    help="CPU time of the tracer's own threads, drain and export; with the interpreter's lock shared, the model can feel part of it.",
+    labels=("thread",),
+    max_series=4,
+    side="library",
+)
 COLLECTOR_RECEIVED_TOTAL = MetricSpec(
     name="moetrace_collector_received_total",
     kind="counter",
@@ -417,6 +433,54 @@ EXCHANGE_ROWS_TOTAL = MetricSpec(
     max_series=256,
     side="collector",
 )
+TRACER_SECONDS_TOTAL = MetricSpec(
+    name="moetrace_tracer_seconds_total",
+    kind="counter",
+    help="Estimated host time of the tracers on the models' threads (moetrace.tracer.ns), summed over the rank steps that say it.",
+    labels=("run_id",),
+    max_series=64,
+    side="collector",
+)
+TRACED_RANK_SECONDS_TOTAL = MetricSpec(
+    name="moetrace_traced_rank_seconds_total",
+    kind="counter",
+    help="Duration of the rank steps that say what their tracer cost, summed; below moetrace_tracer_seconds_total it gives the overhead.",
+    labels=("run_id",),
+    max_series=64,
+    side="collector",
+)
+GROUP_TRANSFER_SECONDS_TOTAL = MetricSpec(
+    name="moetrace_group_transfer_seconds_total",
+    kind="counter",
+    help="Transfer time of the exchanges of one expert-parallel group (shortest rank); waits excluded.",
+    labels=("run_id", "ep_group", "phase", "forward_mode",),
+    max_series=8192,
+    side="collector",
+)
+GROUP_EXCHANGES_TOTAL = MetricSpec(
+    name="moetrace_group_exchanges_total",
+    kind="counter",
+    help="Exchanges of one expert-parallel group.",
+    labels=("run_id", "ep_group", "phase", "forward_mode",),
+    max_series=8192,
+    side="collector",
+)
+GROUP_EXCHANGE_BYTES_TOTAL = MetricSpec(
+    name="moetrace_group_exchange_bytes_total",
+    kind="counter",
+    help="Bytes that ranks of one expert-parallel group sent to others in exchanges, where they say it.",
+    labels=("run_id", "ep_group", "phase", "forward_mode",),
+    max_series=8192,
+    side="collector",
+)
+GROUP_INFO = MetricSpec(
+    name="moetrace_group_info",
+    kind="gauge",
+    help="Always 1; which hosts an expert-parallel group spans, and its number of ranks. An exchange of a group is one measurement: which pair of its hosts was slow, it cannot tell.",
+    labels=("run_id", "ep_group", "ranks", "hosts",),
+    max_series=8192,
+    side="collector",
+)
 PLACEMENT_VERSION = MetricSpec(
     name="moetrace_placement_version",
     kind="gauge",
@@ -599,6 +663,8 @@ ALL: tuple[MetricSpec, ...] = (
     SELF_SPOOLED_STEPS,
     PHASE_DURATION_SECONDS,
     STEP_DURATION_SECONDS,
+    SELF_MODEL_THREAD_SECONDS_TOTAL,
+    SELF_BACKGROUND_SECONDS_TOTAL,
     COLLECTOR_RECEIVED_TOTAL,
     COLLECTOR_JOINED_TOTAL,
     COLLECTOR_LATE_TOTAL,
@@ -637,6 +703,12 @@ ALL: tuple[MetricSpec, ...] = (
     EXCHANGE_TRANSFER_SECONDS,
     EXCHANGE_RANK_SECONDS_TOTAL,
     EXCHANGE_ROWS_TOTAL,
+    TRACER_SECONDS_TOTAL,
+    TRACED_RANK_SECONDS_TOTAL,
+    GROUP_TRANSFER_SECONDS_TOTAL,
+    GROUP_EXCHANGES_TOTAL,
+    GROUP_EXCHANGE_BYTES_TOTAL,
+    GROUP_INFO,
     PLACEMENT_VERSION,
     PLACEMENT_PREVIOUS_VERSION,
     PLACEMENT_ROWS_TOTAL,

@@ -153,7 +153,7 @@ def test_grpc_is_behind_the_same_door(process: CollectorProcess, files: Certific
 def test_commands_read_with_a_token_of_the_environment(
     process: CollectorProcess, files: Certificates, tmp_path: Path
 ) -> None:
-    """Query and report work with token and authority in the environment, and say what is missing without."""
+    """Query, report and top need token and authority in the environment, and say which is missing."""
     assert ask(process, files, "/v1/traces", INGEST, request(RUN.step(7)).SerializeToString())[0] == 200
     stored, deadline = "/?query=SELECT%20count()%3E0%20FROM%20step_verdicts", time.monotonic() + 20
     while ask(process, files, stored, READ)[1] != "1\n" and time.monotonic() < deadline:
@@ -169,6 +169,9 @@ def test_commands_read_with_a_token_of_the_environment(
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["run_id"] == "access"
+    done = command("top", "--once", "--url", address(process), **variables)
+    assert done.returncode == 0, done.stderr
+    assert "rank steps received" in done.stdout
     for given, said in (
         ({CA_FILE: str(files.ca)}, f"set {TOKEN_FILE} (or {TOKEN}) to a token with scope read"),
         ({TOKEN: READ}, f"set {CA_FILE} to its authority"),

@@ -82,14 +82,15 @@ def prom_panels() -> Iterator[tuple[str, str]]:
                 yield variable["label"], f"count by ({selector[2]}) ({selector[1]})"
 
 
-def rank_steps(step: int) -> list[RankStep]:
-    """Two ranks to a host, some padding, another placement from step 200 on, now and then a rank missing."""
+def rank_steps(step: int, placement: int) -> list[RankStep]:
+    """Two ranks to a host, some padding, now and then a rank missing."""
     padding = ExpertCounts(layer=0, kind=COUNT_KIND_CODE[CountKind.PADDING], counts=np.array([7, 0]))
     ranks = [
         replace(
             rank,
             host_name=f"host-{rank.rank // 2}",
-            placement_version=4 if step < 200 else 5,
+            placement_version=placement,
+            tracer_ns=20_000,
             experts=(*rank.experts, padding),
         )
         for rank in RUN.step(step)
@@ -103,7 +104,9 @@ def feed(process: CollectorProcess, until: threading.Event) -> None:
     process.send(ExportTraceServiceRequest(resource_spans=[ResourceSpans(scope_spans=[announced])]))
     started, step = time.monotonic(), 0
     while not until.wait(max(0.0, started + step / STEPS_PER_S - time.monotonic())):
-        process.send(request(rank_steps(step)))
+        # By time and not by step: a loaded machine sends fewer steps until the tests ask.
+        placement = 4 if time.monotonic() < started + FEED_S / 2 else 5
+        process.send(request(rank_steps(step, placement)))
         process.send(request(WIDE.step(step)))
         step += 1
 
@@ -209,6 +212,20 @@ def test_exchanges_are_counted_apart_from_waits(server: Prometheus) -> None:
             assert 0 < float(sample["value"][1]) <= 0.0002
     share = server.value(expand(promql.ALL_TO_ALL_SHARE.expr))
     assert share == pytest.approx(4 * 100_000 / RUN.step(0)[0].duration_ns, rel=0.15)
+
+
+def test_tracers_cost_is_over_the_steps_that_say_it(server: Prometheus) -> None:
+    """20 us of each rank's step, over the duration of those steps; the traced process says its own too."""
+    share = server.value(expand(promql.TRACER_COST.expr))
+    assert share == pytest.approx(20_000 / RUN.step(0)[0].duration_ns, rel=0.05)
+    assert server.value("moetrace_self_model_thread_seconds_total") > 0
+
+
+def test_transfers_of_a_group_come_with_its_hosts(server: Prometheus) -> None:
+    """100 us an exchange in the one group, which spans two hosts."""
+    for sample in server.instant(expand(promql.GROUP_TRANSFER.expr)):
+        assert (sample["metric"]["ep_group"], sample["metric"]["hosts"]) == ("0", "host-0,host-1")
+        assert float(sample["value"][1]) == pytest.approx(0.0001, rel=0.05)
 
 
 def test_the_rollback_target_is_the_placement_before(server: Prometheus) -> None:

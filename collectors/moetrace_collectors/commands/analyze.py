@@ -26,7 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a self-contained HTML page")
     parser.add_argument(
-        "--perfetto", type=Path, metavar="FILE", help="also write a trace of all ranks on one clock"
+        "--perfetto",
+        type=Path,
+        metavar="FILE",
+        help="also write a trace of all ranks on one clock (.gz: compressed)",
     )
 
 
@@ -68,14 +71,15 @@ def run(arguments: argparse.Namespace) -> int:
 def _write(path: Path, option: str, analysis: Analysis) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        with temporary.open("w", encoding="utf-8") as out:
-            if option == "--html":
-                from moetrace_collectors.offline.result_html import render_result
+        if option == "--html":
+            from moetrace_collectors.offline.result_html import render_result
 
-                out.write(render_result(analysis))
-            else:
-                from moetrace_collectors.offline.perfetto import write_perfetto
+            temporary.write_text(render_result(analysis), encoding="utf-8")
+        else:
+            from moetrace_collectors.offline.perfetto import write_perfetto
+            from moetrace_collectors.traces.trace_events import open_trace
 
+            with open_trace(temporary, named=path) as out:
                 write_perfetto(analysis, out)
         temporary.replace(path)
     except OSError as error:

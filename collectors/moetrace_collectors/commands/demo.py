@@ -7,13 +7,13 @@ import importlib.util
 import os
 import re
 import shlex
-import shutil
 import sys
 import time
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moetrace_collectors.commands.suggestions import program, worst_steps
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.run_directory import RUNS_DIRECTORY, RunDirectory
 
@@ -132,11 +132,6 @@ def _drops(outcomes: list[RankOutcome]) -> dict[str, int]:
     return drops
 
 
-def _program() -> str:
-    """How to call this command again: by name where the shell finds it, else as it was called."""
-    return "moetrace" if shutil.which("moetrace") else shlex.quote(os.path.relpath(sys.argv[0]))
-
-
 def _check_sample(text: str) -> None:
     if not re.fullmatch(r"1(/[1-9][0-9]{0,8})?", text):
         raise UsageError(f"--sample {text}: 1/N expected, as in 1/10")
@@ -169,7 +164,7 @@ def _report(directory: RunDirectory, sent: int, *, keep_running: bool) -> RunRep
     with store_of_directory(directory) as store:
         if keep_running:
             _wait_for_rows(store, directory.path.name, sent)
-        return write_report(store, directory.path.name, directory.report_path)
+        return write_report(store, directory.path.name, directory.report_path(directory.path.name))
 
 
 def _wait_for_rows(store: Any, run_id: str, sent: int, timeout_s: float = 30.0) -> None:
@@ -219,13 +214,12 @@ def _show(
 
 
 def _next_commands(arguments: argparse.Namespace, directory: RunDirectory, address: str | None) -> list[str]:
-    where, program = shlex.quote(str(directory.path)), _program()
-    top = "SELECT step, evidence, rank, phase, worth_ns FROM step_verdicts ORDER BY worth_ns DESC LIMIT 10"
-    commands = [f'{program} query --dir {where} "{top}"', f"{program} report --dir {where}"]
+    source = f"--dir {shlex.quote(str(directory.path))}"
+    commands = [worst_steps(source), f"{program()} report {source}"]
     if not arguments.inject and arguments.ranks > 1:
         # A fault to find, with as many ranks as the machine has cores for.
         quiet = f" --ranks {min(2, arguments.ranks)}"
-        commands.insert(0, f"{program} demo{quiet} --inject rank=1,phase=expert_gemm,delay_ms=30,layer=1")
+        commands.insert(0, f"{program()} demo{quiet} --inject rank=1,phase=expert_gemm,delay_ms=30,layer=1")
     if address:
         commands += [f"curl {address}/metrics", f"kill {_owner_pid(directory)}   # stops the collector"]
     return commands

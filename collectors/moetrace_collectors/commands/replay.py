@@ -31,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--slots",
         type=positive,
         metavar="N",
-        help="physical experts over all ranks (default: as many as today)",
+        help="physical experts over all ranks (default: as many as today; more are recommended only if "
+        "given here or if --memory-gb has room for them)",
     )
     parser.add_argument(
         "--groups", type=positive, default=1, metavar="N", help="expert groups of the router (default: 1)"

@@ -7,24 +7,16 @@ import shlex
 import sys
 from pathlib import Path
 
-from moetrace_collectors.run_directory import RunDirectory, newest_run_directory, open_run_directory
+from moetrace_collectors.commands.store_arguments import add_store_arguments, open_store
+from moetrace_collectors.commands.suggestions import worst_steps
+from moetrace_collectors.run_directory import RunDirectory, report_name
 
 HELP = "show a run's verdicts and write its HTML report"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where the run is, which one, and where the page goes."""
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "--dir", type=Path, metavar="DIR", help="run directory (default: the newest of moetrace-runs/)"
-    )
-    source.add_argument(
-        "--dsn", metavar="DSN", help="a store: chdb:///path, clickhouse://host or https://host"
-    )
-    source.add_argument("--url", metavar="URL", help="a running collector, as in http://127.0.0.1:4318")
-    parser.add_argument(
-        "--database", default="moetrace", help="database of the tables (default: %(default)s)"
-    )
+    add_store_arguments(parser)
     parser.add_argument(
         "--run", dest="run_id", metavar="RUN_ID", help="which run (default: the one with the newest step)"
     )
@@ -33,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="the page (default: report.html in the run directory, or here)",
+        help="the page (default: report-RUN_ID.html in the run directory, or here)",
     )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON document instead of the terminal view"
@@ -47,21 +39,20 @@ def run(arguments: argparse.Namespace) -> int:
         UsageError: nothing to read, or nowhere to write.
     """
     # Here and not above: a missing extra must not break the other commands.
-    from moetrace_collectors.views.report import write_report
-    from moetrace_collectors.views.store_rows import ClientStore, HttpStore, store_of_directory, store_of_dsn
+    from moetrace_collectors.views.report import check_writable, write_report
+    from moetrace_collectors.views.store_reader import choose_run
 
-    directory: RunDirectory | None = None
-    if arguments.dsn is not None:
-        store: ClientStore | HttpStore = store_of_dsn(arguments.dsn, database=arguments.database)
-    elif arguments.url is not None:
-        store = HttpStore(arguments.url, database=arguments.database)
-    else:
-        directory = open_run_directory(arguments.dir) if arguments.dir is not None else newest_run_directory()
-        store = store_of_directory(directory, database=arguments.database)
-    out = arguments.out or (directory.report_path if directory is not None else Path("report.html"))
-    with store:
-        report = write_report(store, arguments.run_id, out, step=arguments.step)
-    address = str(directory.store_path) if directory is not None else store.address
+    opened = open_store(arguments)
+    directory = opened.directory
+    if arguments.out is not None:
+        check_writable(arguments.out)
+    with opened.store as store:
+        run_id = choose_run(store, arguments.run_id)
+        out = arguments.out or (
+            directory.report_path(run_id) if directory is not None else Path(report_name(run_id))
+        )
+        report = write_report(store, run_id, out, step=arguments.step)
+    address = opened.address
     if arguments.json:
         from moetrace_collectors.views.document import build_document, dump_document
 
@@ -78,16 +69,19 @@ def run(arguments: argparse.Namespace) -> int:
         console=Console(highlight=False),
         store=address,
         report=str(out),
-        commands=_next_commands(directory),
+        commands=_next_commands(arguments, directory, run_id),
     )
     return 0
 
 
-def _next_commands(directory: RunDirectory | None) -> list[str]:
-    if directory is None:
-        return []
-    query = "SELECT step, rank, phase, worth_ns FROM step_verdicts ORDER BY worth_ns DESC LIMIT 10"
-    return [f'moetrace query --dir {shlex.quote(str(directory.path))} "{query}"']
+def _next_commands(arguments: argparse.Namespace, directory: RunDirectory | None, run_id: str) -> list[str]:
+    if directory is not None:
+        own = run_id == directory.path.resolve().name
+        return [worst_steps(f"--dir {shlex.quote(str(directory.path))}", None if own else run_id)]
+    option, value = ("--dsn", arguments.dsn) if arguments.dsn is not None else ("--url", arguments.url)
+    # A DSN may hold a password, which is not for the screen.
+    shown = value if "@" not in value else "..."
+    return [worst_steps(f"{option} {shlex.quote(shown)}", run_id)]
 
 
 def _step(text: str) -> int:

@@ -31,9 +31,9 @@ from moetrace_collectors.offline.phases import recognise
 from moetrace_collectors.offline.rank_steps import RankInput, joined_steps
 from moetrace_collectors.offline.rank_trace import RankTrace
 from moetrace_collectors.offline.source import bad_file, json_lines, read_json
-from moetrace_collectors.offline.step_clocks import step_clocks
 from moetrace_collectors.offline.usage import RankUsage, rank_usage
 from moetrace_collectors.offline.wait_matrix import WaitFinding, checked_matrix, find_slow, matrices_in
+from moetrace_collectors.traces.step_clocks import step_clocks
 from moetrace_collectors.verdict import VerdictEngine
 
 RUN_ID = "trace"

@@ -54,7 +54,7 @@ def run_views(joined: Sequence[JoinedStep], verdicts: Sequence[StepVerdict]) -> 
 
 
 def _run_view(run_id: str, judged: Sequence[Judged]) -> RunView:
-    rows = tuple(_step_row(step, verdict) for step, verdict in judged)
+    rows = tuple(judged_step_row(step, verdict) for step, verdict in judged)
     drawn = worst_step(rows)
     step, verdict = next(pair for pair in judged if pair[0].step == drawn.step)
     everyone = [one for step, _ in judged for one in step.rank_steps]
@@ -75,7 +75,8 @@ def _run_view(run_id: str, judged: Sequence[Judged]) -> RunView:
     )
 
 
-def _step_row(step: JoinedStep, verdict: StepVerdict) -> StepRow:
+def judged_step_row(step: JoinedStep, verdict: StepVerdict) -> StepRow:
+    """A verdict as the views show it."""
     return StepRow(
         step=step.step,
         start_unix_ns=min(one.start_unix_ns for one in step.rank_steps),
@@ -240,7 +241,7 @@ def _extensions(verdicts: Iterable[StepVerdict]) -> tuple[RankPhaseExtension, ..
 
 
 def _detail(step: JoinedStep, verdict: StepVerdict, row: StepRow) -> StepDetail:
-    barriers = tuple(_barrier_row(barrier) for barrier in verdict.barriers)
+    barriers = tuple(barrier_row(barrier) for barrier in verdict.barriers)
     ranks = tuple(sorted({one.rank for one in step.rank_steps}))
     shown = lanes_to_show(row, ranks, barriers)
     intervals = [interval for one in step.rank_steps if one.rank in shown for interval in _intervals(one)]
@@ -253,7 +254,8 @@ def _detail(step: JoinedStep, verdict: StepVerdict, row: StepRow) -> StepDetail:
     )
 
 
-def _barrier_row(barrier: BarrierResult) -> BarrierRow:
+def barrier_row(barrier: BarrierResult) -> BarrierRow:
+    """A judged exchange as the views show it."""
     return BarrierRow(
         ep_group=barrier.ep_group,
         index=barrier.index,

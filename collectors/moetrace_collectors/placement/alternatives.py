@@ -146,8 +146,8 @@ def _shard(case: ReplayCase, stay_ms: float) -> Alternative:
         migration=moved,
         break_even_s=break_even_s(moved, saved),
         possible=topology.ranks_per_node > 1,
-        note="the hottest expert of each layer's fullest rank in two halves on one node; at best, since half "
-        "an expert must take half the time, and every row of it goes to both ranks",
+        note="the hottest expert of each layer's fullest rank, split over two ranks of a node; at "
+        "best, since a half must take half the time, and every row of that expert goes to both ranks",
     )
 
 
@@ -182,7 +182,7 @@ def _limit_rates(case: ReplayCase, cohorts: Sequence[LoadSeries]) -> Alternative
         ratio = float(max_mean_ratio(rest).mean())
         if rest.any() and (best is None or ratio < best[0]):
             best = (ratio, cohort)
-    note = "recorded loads tell no cohorts, so nobody can be limited by them: record cohorts"
+    note = "the recording tells no cohorts apart, so there is none to limit: record cohorts"
     if best is not None:
         ratio, cohort = best
         part = cohort.pairs / case.series.pairs
@@ -204,6 +204,6 @@ def _smaller_batches(case: ReplayCase, stay_ms: float) -> Alternative:
         step_ms=there,
         saved=saved,
         throughput=SMALLER_BATCH / (1.0 - saved),
-        note=f"{100 * SMALLER_BATCH:.0f} % of the tokens per step: shorter steps, no better balance; what "
-        "saves nothing per token costs throughput",
+        note=f"{100 * SMALLER_BATCH:.0f} % of the tokens per step: steps get shorter but not more even, and "
+        "fewer tokens get through per second",
     )

@@ -84,7 +84,9 @@ def make_case(
         today = contiguous_placement(
             num_layers=num_layers, num_experts=num_experts, num_slots=slots_today, num_ranks=num_ranks
         )
-        assumptions.append("today's placement has the experts in order (--placement)")
+        assumptions.append(
+            "today each rank holds the experts in order of their number (else tell it with --placement)"
+        )
     if request.max_moves is not None and today.slots_per_rank > num_slots // num_ranks:
         raise UsageError(
             f"slots = {num_slots} are fewer than the {today.num_slots} in use: with --max-moves give as "

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from moetrace_collectors.placement.alternatives import Alternative, Option
-from moetrace_collectors.placement.replay import ReplayCase, folds
+from moetrace_collectors.placement.replay import PlannerResult, ReplayCase, folds
 from moetrace_collectors.placement.step_cost import Basis
+from moetrace_collectors.views.number_format import count, duration_text
 
 
 class Action(StrEnum):
@@ -47,11 +48,17 @@ def recommend(case: ReplayCase, options: Sequence[Alternative]) -> Recommendatio
     ::
 
         net saved = saved - migration seconds / horizon
+
+    More slots than today's take memory that a recording says nothing of: they are recommended only where
+    the user asked for as many, or said how much memory there is.
     """
     candidates = [
         option
         for option in options
-        if option.option in (Option.MOVE, Option.REPLICATE) and option.possible and option.result is not None
+        if option.option in (Option.MOVE, Option.REPLICATE)
+        and option.possible
+        and option.result is not None
+        and _has_room(case, option.result)
     ]
     net = {id(option): _net(case, option) for option in candidates}
     best = max(candidates, key=lambda option: net[id(option)], default=None)
@@ -85,8 +92,9 @@ def recommend(case: ReplayCase, options: Sequence[Alternative]) -> Recommendatio
         cost = best.result.migration
         won = best.result.held_out.better_folds if best.result.held_out else 0
         reasons.append(
-            f"migrating {cost.bytes / 1e9:.1f} GB takes {cost.seconds:.2f} s "
-            f"and is won back in {best.break_even_s:.0f} s; shorter in {won} of {num_folds} held-out windows"
+            f"migrating {cost.bytes / 1e9:.1f} GB takes {duration_text(cost.seconds * 1e9)} "
+            f"and is won back within {best.break_even_s:.1f} s; steps are shorter in {won} of "
+            f"{count(num_folds, 'held-out window')}"
         )
     moves = action not in (Action.DO_NOT_MOVE, Action.NOT_ENOUGH_EVIDENCE)
     return Recommendation(
@@ -96,7 +104,25 @@ def recommend(case: ReplayCase, options: Sequence[Alternative]) -> Recommendatio
         saved=best.saved,
         net_saved=net_saved,
         break_even_s=best.break_even_s,
-        reasons=tuple(reasons),
+        reasons=(*reasons, *_if_there_is_room(case, options)),
+    )
+
+
+def _has_room(case: ReplayCase, result: PlannerResult) -> bool:
+    asked = max(case.num_slots, case.today.num_slots)
+    return result.placement.num_slots <= asked or case.memory.memory_gb is not None
+
+
+def _if_there_is_room(case: ReplayCase, options: Sequence[Alternative]) -> tuple[str, ...]:
+    """What more slots would be worth, where nobody said whether they fit."""
+    return tuple(
+        f"with {option.memory_gb:.1f} GB more per rank, {option.result.placement.num_slots} slots would save "
+        f"{100 * option.saved:.1f} %: give --slots {option.result.placement.num_slots}, or --memory-gb"
+        for option in options
+        if option.result is not None
+        and not _has_room(case, option.result)
+        and option.saved is not None
+        and option.saved >= case.min_gain
     )
 
 
@@ -111,7 +137,7 @@ def _gain(case: ReplayCase, best: Alternative) -> str:
     scored = "held-out windows" if best.result.held_out else "the loads it was planned on"
     change = "saves" if best.saved >= 0.0 else "costs"
     return (
-        f"{best.option} with {best.result.planner} on {best.result.placement.num_slots} slots {change} "
+        f"the placement of planner {best.result.planner} on {best.result.placement.num_slots} slots {change} "
         f"{100 * abs(best.saved):.1f} % of a step on {scored}"
     )
 
@@ -124,6 +150,6 @@ def _too_little(case: ReplayCase, best: Alternative, net_saved: float) -> str:
     if best.saved < case.min_gain:
         return f"less than {100 * case.min_gain:g} % is not worth a change"
     return (
-        f"migrating takes {best.migration.seconds:.1f} s, which leaves {100 * net_saved:.1f} % over "
-        f"{case.horizon_s:g} s: it does not pay"
+        f"migrating takes {duration_text(best.migration.seconds * 1e9)}, which leaves "
+        f"{100 * net_saved:.1f} % over {case.horizon_s:g} s: it does not pay"
     )

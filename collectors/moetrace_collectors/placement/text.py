@@ -8,6 +8,7 @@ from moetrace_collectors.load.text import table
 from moetrace_collectors.placement.alternatives import Alternative
 from moetrace_collectors.placement.recommendation import Recommendation
 from moetrace_collectors.placement.replay import PlannerResult, ReplayCase, folds
+from moetrace_collectors.views.number_format import count, duration_text
 
 
 def render(
@@ -23,19 +24,16 @@ def render(
     series, topology = case.series, case.cost.topology
     scored = len(folds(len(series.loads), case.windows))
     lines = [
-        f"{series.source}: {series.name}, {int(series.steps_in_entry.sum())} steps, "
-        f"{len(series.layers)} layers, {series.loads.shape[2]} experts -> {case.num_slots} "
-        f"slots on {topology.num_ranks} ranks, {topology.num_nodes} nodes",
+        f"{series.source}: {series.name}, {count(int(series.steps_in_entry.sum()), 'step')}, "
+        f"{count(len(series.layers), 'layer')}, {series.loads.shape[2]} experts in {case.num_slots} slots on "
+        f"{count(topology.num_ranks, 'rank')} of {count(topology.num_nodes, 'node')} "
+        f"(today: {case.today.num_slots} slots)",
         "",
+        "What planners would have made of it",
         *_planners(results),
-        "all: planned and scored on everything"
-        + (
-            f"; in sample and held out: the same {scored} later windows, planned with hindsight and "
-            "planned on what came before; by step: held out, step by step"
-            if scored
-            else ""
-        ),
+        *_legend(scored),
         "",
+        "What can be done",
         *_options(options),
         *[f"  {option.option}: {option.note}" for option in options],
         "",
@@ -46,12 +44,33 @@ def render(
     return "\n".join(lines) + "\n"
 
 
+def _legend(scored: int) -> list[str]:
+    """What the columns of the planners mean; without later windows two of them are empty."""
+    windows = count(scored, "later window")
+    lines = [
+        "  busiest        rows of the busiest rank in its busiest layer",
+        "  all            balance (mean / max over ranks, 1 is even): planned on all steps, scored on them",
+    ]
+    if scored:
+        lines += [
+            f"  hindsight      balance in {windows}, planned with hindsight: what nobody can have",
+            f"  held out       balance in {windows}, planned on the steps before: what it would have been",
+            "  by step        held out, as the mean over single steps",
+        ]
+    return [
+        *lines,
+        f"  step, saves    time of experts and exchanges per step{', held out' if scored else ''}, and the "
+        "part of a step saved",
+        "  break-even     when the time lost by migrating is won back",
+    ]
+
+
 def _planners(results: Sequence[PlannerResult]) -> list[str]:
     header = (
         "planner",
-        "max rank",
+        "busiest",
         "all",
-        "in sample",
+        "hindsight",
         "held out",
         "by step",
         "step ms",
@@ -72,7 +91,7 @@ def _planners(results: Sequence[PlannerResult]) -> list[str]:
                 f"{held_out.per_step:.4f}" if held_out else "-",
                 f"{held_out.step_ms if held_out else result.step_ms:.3f}",
                 f"{100 * result.saved:.1f} %",
-                f"{result.migration.bytes / 1e9:.1f} GB, {result.migration.seconds:.2f} s",
+                f"{result.migration.bytes / 1e9:.1f} GB, {duration_text(result.migration.seconds * 1e9)}",
                 _seconds(result.break_even_s),
             )
         )
@@ -85,11 +104,11 @@ def _options(options: Sequence[Alternative]) -> list[str]:
     for option in options:
         rows.append(
             (
-                str(option.option) + ("" if option.possible else " (no)"),
+                str(option.option) + ("" if option.possible else " (not scored)"),
                 "-" if option.step_ms is None else f"{option.step_ms:.3f}",
                 "-" if option.saved is None else f"{100 * option.saved:.1f} %",
                 f"{option.memory_gb:+.1f} GB" if option.memory_gb else "-",
-                "-" if option.migration is None else f"{option.migration.seconds:.2f} s",
+                "-" if option.migration is None else duration_text(option.migration.seconds * 1e9),
                 "-" if option.migration is None else _seconds(option.break_even_s),
                 "-" if option.throughput is None else f"{100 * option.throughput:.0f} %",
             )

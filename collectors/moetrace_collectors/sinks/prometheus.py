@@ -18,6 +18,7 @@ from moetrace_collectors.series import EXCHANGE_BUCKETS, SeriesBook
 from moetrace_collectors.sinks.base import StepResult
 from moetrace_collectors.sinks.exchange_overlap import exchange_time_ns
 from moetrace_collectors.sinks.exchange_scope import rows_by_scope
+from moetrace_collectors.sinks.group_series import GroupSeries
 from moetrace_schemas import metrics
 from moetrace_schemas.enums import (
     COUNT_KIND_BY_CODE,
@@ -89,6 +90,7 @@ class PrometheusSink:
         self._placement = book.gauge(metrics.PLACEMENT_VERSION)
         self._previous_placement = book.gauge(metrics.PLACEMENT_PREVIOUS_VERSION)
         self._run_info = book.gauge(metrics.RUN_INFO)
+        self._groups = GroupSeries(book)
         self._violations = book.counter(metrics.ROUTING_VIOLATIONS_TOTAL)
         self._coverage = book.gauge(metrics.RANK_SITE_COVERAGE_RATIO)
         self._placements: dict[str, int] = {}
@@ -108,6 +110,7 @@ class PrometheusSink:
                 self._rank_imbalance.set(load.rank_max_mean_ratio, labels)
         self._take_experts(verdict.run_id, result.joined.rank_steps)
         self._take_run(verdict.run_id, result.joined.rank_steps)
+        self._groups.take(result)
         self._take_receipts(result)
 
     def take_unjoined(self, rank_step: RankStep) -> None:
@@ -140,6 +143,7 @@ class PrometheusSink:
             oldest, layers = self._runs.popitem(last=False)
             self._used -= sum(layers.values())
             self._placements.pop(oldest, None)
+            self._groups.forget_run(oldest)
             self._book.forget_run(oldest)
         self._runs[run_id] = {}
 

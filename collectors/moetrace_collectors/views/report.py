@@ -10,7 +10,7 @@ from moetrace_collectors.errors import UsageError
 from moetrace_collectors.views.findings import Summary
 from moetrace_collectors.views.report_html import render_report
 from moetrace_collectors.views.run_records import RunView
-from moetrace_collectors.views.store_reader import choose_run, read_run
+from moetrace_collectors.views.store_reader import read_run
 from moetrace_collectors.views.store_rows import Store
 from moetrace_collectors.views.summarise import summarise
 
@@ -24,26 +24,31 @@ class RunReport:
     path: Path
 
 
-def write_report(store: Store, run_id: str | None, out: Path, *, step: int | None = None) -> RunReport:
+def write_report(store: Store, run_id: str, out: Path, *, step: int | None = None) -> RunReport:
     """Read a run and write its HTML report.
 
     Args:
         store: Where the rows are.
-        run_id: Which run; None for the one with the newest step.
+        run_id: Which run.
         out: The file to write; replaced in one step, so that a reader never sees half a page.
         step: The step to draw; None for the worst.
 
     Raises:
-        UsageError: no such run or step, nothing joined yet, or the file cannot be written.
+        UsageError: no such step, nothing joined yet, or the file cannot be written.
     """
-    _check_writable(out)
-    view = read_run(store, choose_run(store, run_id), step=step)
+    check_writable(out)
+    view = read_run(store, run_id, step=step)
     summary = summarise(view.steps)
     _write(out, render_report(view, summary))
     return RunReport(view=view, summary=summary, path=out)
 
 
-def _check_writable(out: Path) -> None:
+def check_writable(out: Path) -> None:
+    """Refuse what cannot be written.
+
+    Raises:
+        UsageError: `out` is a directory, or its directory is missing or not writable.
+    """
     # Before the store is read, which can take a while.
     if out.is_dir():
         raise UsageError(f"cannot write {out}: it is a directory; give a file with --out")

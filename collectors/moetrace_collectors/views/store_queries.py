@@ -166,3 +166,18 @@ FROM {database:Identifier}.collector_events
 WHERE run_id IN ({run:String}, '')
 GROUP BY unattributed, kind, reason ORDER BY kind, reason
 """
+
+NEWEST_RUN = """
+SELECT run_id FROM {database:Identifier}.step_verdicts
+GROUP BY run_id ORDER BY max(step_time) DESC, run_id LIMIT 1
+"""
+"""Over judged steps, which are far fewer than rank steps: it is asked again and again."""
+
+NEWEST_STEPS = """
+SELECT DISTINCT step FROM {database:Identifier}.step_verdicts
+WHERE run_id = {run:String}
+ORDER BY step DESC LIMIT {limit:UInt64}
+"""
+
+RECENT_STEPS = STEPS.replace("\nORDER BY", " AND step >= {first_step:UInt64}\nORDER BY")
+"""STEPS without reading all of a long run."""

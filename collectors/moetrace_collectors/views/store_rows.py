@@ -71,6 +71,7 @@ class ClientStore:
                 f"no store at {address.embedded_path}: give the store/ folder of a run directory"
             )
         self.address = address.display
+        self.is_embedded = address.embedded_path is not None
         self.database = database
         self._ownership = ownership
         try:

@@ -28,7 +28,7 @@ BLOCKS = "\u00b7\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 ASCII_BLOCKS = ".:-=+*%#@"
 HEAT_STEP = 0.5
 """Times the mean per level of a heat character: the mean itself is level 2, four times it the highest."""
-_STYLES = {Evidence.CLEAR: "green", Evidence.AMBIGUOUS: "yellow", Evidence.INSUFFICIENT: "dim"}
+EVIDENCE_STYLES = {Evidence.CLEAR: "green", Evidence.AMBIGUOUS: "yellow", Evidence.INSUFFICIENT: "dim"}
 
 
 def print_run(
@@ -187,10 +187,12 @@ def _findings_table(findings: Sequence[Finding]) -> Table:
 
 def _evidence_cell(finding: Finding) -> Text:
     if not finding.clear_steps:
-        return Text(f"ambiguous in {finding.steps:,}", style=_STYLES[Evidence.AMBIGUOUS])
+        return Text(f"ambiguous in {finding.steps:,}", style=EVIDENCE_STYLES[Evidence.AMBIGUOUS])
     if finding.clear_steps == finding.steps:
-        return Text(f"clear in {finding.steps:,}", style=_STYLES[Evidence.CLEAR])
-    return Text(f"clear in {finding.clear_steps:,} of {finding.steps:,}", style=_STYLES[Evidence.AMBIGUOUS])
+        return Text(f"clear in {finding.steps:,}", style=EVIDENCE_STYLES[Evidence.CLEAR])
+    return Text(
+        f"clear in {finding.clear_steps:,} of {finding.steps:,}", style=EVIDENCE_STYLES[Evidence.AMBIGUOUS]
+    )
 
 
 def _notes(summary: Summary) -> list[str]:

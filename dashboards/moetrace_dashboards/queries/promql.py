@@ -108,6 +108,12 @@ ROWS_BY_SCOPE = PromQuery(
     legend="{{scope}}",
 )
 
+GROUP_TRANSFER = PromQuery(
+    expr=f"topk(10, {_rate('moetrace_group_transfer_seconds_total', MODE, 'run_id, ep_group, phase')}\n"
+    f"/ {_rate('moetrace_group_exchanges_total', MODE, 'run_id, ep_group, phase')})\n"
+    f"* on (run_id, ep_group) group_left (hosts) moetrace_group_info{{{RUN}}}",
+    legend="group of rank {{ep_group}} ({{hosts}}) {{phase}}",
+)
 HIDDEN_SHARE = PromQuery(
     expr="sum by (phase) (rate(moetrace_exchange_rank_seconds_total"
     f'{{{RUN}, overlap="hidden"}}[{RATE}]))\n'
@@ -204,6 +210,15 @@ TRACER_ERRORS = PromQuery(
 TRACER_STEPS = PromQuery(
     expr=f"sum by (instance, outcome) (rate(moetrace_self_steps_total[{RATE}]))",
     legend="{{instance}} {{outcome}}",
+)
+TRACER_COST = PromQuery(
+    expr=f"{_rate('moetrace_tracer_seconds_total', RUN, 'run_id')}\n"
+    f"/ {_rate('moetrace_traced_rank_seconds_total', RUN, 'run_id')}",
+    legend="{{run_id}}",
+)
+TRACER_THREADS = PromQuery(
+    expr=f"sum by (instance, thread) (rate(moetrace_self_background_seconds_total[{RATE}]))",
+    legend="{{instance}} {{thread}}",
 )
 TRACER_QUEUE = PromQuery(expr="sum by (instance) (moetrace_self_export_queue_steps)", legend="{{instance}}")
 SITE_COVERAGE = PromQuery(expr=COVERAGE, legend="{{instance}}")

@@ -19,11 +19,16 @@ CRITICAL_SHARE = "run_rank_phase:moetrace_critical_steps:ratio5m"
 DEVICE_SHARE = "run_rank_phase:moetrace_device_steps:ratio5m"
 TRANSFER_P99 = "run_phase_mode:moetrace_exchange_transfer_seconds:p99_5m"
 TRANSFER_MEAN = "run_phase_mode:moetrace_exchange_transfer_seconds:mean5m"
+GROUP_TRANSFER_MEAN = "run_group_phase_mode:moetrace_group_transfer_seconds:mean5m"
+GROUP_BYTES_MEAN = "run_group_phase_mode:moetrace_group_exchange_bytes:mean5m"
 ALL_TO_ALL_SHARE = "run_mode:moetrace_all_to_all:ratio5m"
 CROSS_NODE = "run_phase:moetrace_cross_node_rows:ratio5m"
 LOST_PAIRS = "run_reason:moetrace_lost_pairs:ratio5m"
 COVERAGE = "instance:moetrace_site_coverage:ratio5m"
 VERDICT_P99 = "job:moetrace_verdict_latency_seconds:p99_5m"
+
+
+_GROUP = "run_id, ep_group, phase, forward_mode"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +87,16 @@ RECORDING_RULES = (
         "/ sum by (run_id, phase, forward_mode) (rate(moetrace_exchange_transfer_seconds_count[5m]))",
     ),
     RecordingRule(
+        record=GROUP_TRANSFER_MEAN,
+        expr=f"sum by ({_GROUP}) (rate(moetrace_group_transfer_seconds_total[5m]))\n"
+        f"/ sum by ({_GROUP}) (rate(moetrace_group_exchanges_total[5m]))",
+    ),
+    RecordingRule(
+        record=GROUP_BYTES_MEAN,
+        expr=f"sum by ({_GROUP}) (rate(moetrace_group_exchange_bytes_total[5m]))\n"
+        f"/ sum by ({_GROUP}) (rate(moetrace_group_exchanges_total[5m]))",
+    ),
+    RecordingRule(
         record=ALL_TO_ALL_SHARE,
         expr="sum by (run_id, forward_mode) "
         '(rate(moetrace_critical_path_seconds_total{phase=~"dispatch|combine"}[5m]))\n'
@@ -111,6 +126,15 @@ RECORDING_RULES = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """A value that fires above `high`, and once firing until below `low`."""
+
+    value: str
+    high: float
+    low: float
+
+
 def with_hysteresis(alert: str, value: str, labels: str, *, high: float, low: float) -> str:
     """Above `high`, and once firing until below `low`: a value at the edge does not flap."""
     firing = f'ALERTS{{alertname="{alert}", alertstate="firing"}}'
@@ -135,6 +159,20 @@ def transfer_regression(config: Config) -> str:
     """Mean transfer over what it was in the hour before the last quarter of an hour."""
     before = f"avg_over_time({TRANSFER_MEAN}[1h] offset 15m)"
     return f"{TRANSFER_MEAN} / {before} > {config.transfer_regression_ratio}"
+
+
+def group_transfer_regression(config: Config) -> str:
+    """As `transfer_regression` for one group of several, less what more bytes explain; with its hosts.
+
+    In a run of one group it says nothing that the whole run's does not.
+    """
+    growth = f"{GROUP_TRANSFER_MEAN} / avg_over_time({GROUP_TRANSFER_MEAN}[1h] offset 15m)"
+    more_bytes = f"clamp_min({GROUP_BYTES_MEAN} / avg_over_time({GROUP_BYTES_MEAN}[1h] offset 15m), 1)"
+    return (
+        f"((({growth}) / ({more_bytes}) or {growth}) > {config.transfer_regression_ratio})\n"
+        "* on (run_id, ep_group) group_left (hosts) moetrace_group_info\n"
+        "and on (run_id) count by (run_id) (moetrace_group_info) > 1"
+    )
 
 
 def _changed(watch: str) -> str:

@@ -72,7 +72,7 @@ def assert_equal(one: RankStep, other: RankStep) -> None:
 
 def test_a_rank_step_survives_the_wire() -> None:
     """Every field and array that a rank sends comes out as it went in."""
-    sent = RUN.step(5)
+    sent = tuple(dataclasses.replace(one, tracer_ns=1_000 + one.rank) for one in RUN.step(5))
     decoded = decode(request(sent), max_world_size=1024)
     assert decoded.rejected == ()
     assert decoded.num_foreign_spans == 0

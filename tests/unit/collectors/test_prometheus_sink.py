@@ -24,6 +24,7 @@ from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import StepResult
 from moetrace_collectors.sinks.exchange_overlap import exchange_time_ns
 from moetrace_collectors.sinks.exchange_scope import rows_by_scope
+from moetrace_collectors.sinks.group_series import bytes_by_group, members_of
 from moetrace_collectors.sinks.placement_ledger import LedgerSink
 from moetrace_collectors.sinks.prometheus import MAX_RUNS, PrometheusSink
 from moetrace_collectors.testing import SyntheticRun
@@ -142,6 +143,12 @@ def test_a_step_becomes_seconds_by_phase_rank_and_cause() -> None:
         'moetrace_exchange_rows_total{phase="dispatch",run_id="r",scope="same_node"}': 16,
         'moetrace_exchange_rank_seconds_total{overlap="exposed",phase="combine",run_id="r"}': 0.00040147,
         'moetrace_exchange_rank_seconds_total{overlap="exposed",phase="dispatch",run_id="r"}': 0.000403855,
+        "moetrace_group_transfer_seconds_total"
+        '{ep_group="0",forward_mode="train",phase="dispatch",run_id="r"}': 0.5,
+        'moetrace_group_exchanges_total{ep_group="0",forward_mode="train",phase="dispatch",run_id="r"}': 1,
+        "moetrace_group_exchange_bytes_total"
+        '{ep_group="0",forward_mode="train",phase="dispatch",run_id="r"}': 256,
+        'moetrace_group_info{ep_group="0",hosts="host-0",ranks="2",run_id="r"}': 1,
         'moetrace_run_info{model_name="synthetic-moe",model_version="",run_id="r"}': 1,
         'moetrace_routed_pairs_total{forward_mode="train",run_id="r"}': 32,
         **{
@@ -307,6 +314,46 @@ def test_an_exchange_beside_compute_is_hidden() -> None:
     )
     hidden = exchange_time_ns((replace(rank, phases=beside),))
     assert (hidden["dispatch", "exposed"], hidden["dispatch", "hidden"]) == (0, duration)
+
+
+def test_groups_are_told_apart_and_say_their_hosts() -> None:
+    """Bytes to other ranks only, hosts of each group by name, and how many more where there are many."""
+    one, other = RUN.step(0)
+    far = replace(other, rank=2, ep_group=2, ep_rank=0, host_name="host-b")
+    sent = bytes_by_group((one, other, far))
+    [traffic] = [row for row in one.traffic if row.layer == 0]
+    elsewhere = int(traffic.rows.sum() - traffic.rows[0]) * traffic.row_bytes * RUN.num_layers
+    assert sent[0, "dispatch"] == 2 * elsewhere
+    assert sent[2, "dispatch"] == elsewhere
+    assert members_of((one, other, far)) == {0: (2, "host-0"), 2: (1, "host-b")}
+    spread = tuple(replace(one, rank=rank, host_name=f"h{rank}") for rank in range(6))
+    assert members_of(spread) == {0: (6, "h0,h1,h2,h3 and 2 more")}
+
+
+def test_a_group_has_one_info_whatever_its_hosts_become() -> None:
+    """A group that moves to another host keeps the first set: two would double what is joined with it."""
+    book = SeriesBook()
+    sink = PrometheusSink(book, series_budget=100)
+    sink.take_step(result(0))
+    moved = result(1)
+    ranks = tuple(replace(one, host_name="elsewhere") for one in moved.joined.rank_steps)
+    sink.take_step(replace(moved, joined=replace(moved.joined, rank_steps=ranks)))
+    found = [name for name in samples(book) if name.startswith("moetrace_group_info")]
+    assert found == ['moetrace_group_info{ep_group="0",hosts="host-0",ranks="2",run_id="r"}']
+
+
+def test_what_tracers_cost_is_summed_beside_the_steps_that_say_it() -> None:
+    """One rank says 0.25 s of its step, the other says nothing and is in neither sum."""
+    book = SeriesBook()
+    told = result(0)
+    one, other = told.joined.rank_steps
+    ranks = (replace(one, tracer_ns=250_000_000, duration_ns=2_000_000_000), other)
+    PrometheusSink(book, series_budget=100).take_step(
+        replace(told, joined=replace(told.joined, rank_steps=ranks))
+    )
+    series = samples(book)
+    assert series['moetrace_tracer_seconds_total{run_id="r"}'] == 0.25
+    assert series['moetrace_traced_rank_seconds_total{run_id="r"}'] == 2.0
 
 
 def test_contradictions_and_coverage_are_told_by_run() -> None:

@@ -109,9 +109,25 @@ def test_the_terminal_view(capsys: pytest.CaptureFixture[str]) -> None:
     """People see planners, options, one answer, and every typical value that was assumed."""
     assert main(["replay", ESFT, "--slots", "72", "--ranks", "8"]) == 0
     text = capsys.readouterr().out
-    assert "64 experts -> 72 slots on 8 ranks, 1 nodes" in text
-    assert "Recommendation: replicate: " in text
+    assert "64 experts in 72 slots on 8 ranks of 1 node (today: 64 slots)" in text
+    assert "Recommendation: replicate: the placement of planner " in text
+    assert "won back within" in text
     assert "Assumed: an expert of a layer weighs 44 MB (--expert-mb)." in text
+
+
+def test_more_slots_than_today_are_recommended_only_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --slots or --memory-gb the answer keeps today's slots, and says what more would be worth."""
+    document = replay(capsys, ESFT, "--ranks", "8")
+    assert document["slots"] == 64
+    answer = document["recommendation"]
+    assert answer["action"] in ("move", "do not move")
+    assert answer["slots"] in (64, None)
+    replicate = next(o for o in document["alternatives"] if o["option"] == "replicate")
+    assert replicate["slots"] == 72
+    assert any("72 slots would save" in reason and "--slots 72" in reason for reason in answer["reasons"])
+    told = replay(capsys, ESFT, "--ranks", "8", "--memory-gb", "100")
+    assert told["recommendation"]["action"] == "replicate"
+    assert told["recommendation"]["slots"] == 72
 
 
 @pytest.mark.parametrize(

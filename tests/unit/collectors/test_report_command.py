@@ -15,6 +15,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import hand_made_run
+from moetrace_collectors.commands.suggestions import worst_steps
+from moetrace_collectors.run_directory import RunDirectory, report_name
 from moetrace_collectors.views.document import document_schema
 from moetrace_schemas import enums
 
@@ -78,7 +80,7 @@ def test_document_names_the_run(document: dict[str, Any], directory: Path) -> No
     assert document["model"] == {"name": hand_made_run.MODEL_NAME, "version": "7"}
     assert (document["ranks"], document["steps"], document["warmup_steps"]) == (3, 7, 1)
     assert document["store"] == str(directory / "store")
-    assert document["report"] == str(directory / "report.html")
+    assert document["report"] == str(directory / report_name(hand_made_run.RUN_ID))
 
 
 def test_verdicts_are_one_per_step_though_rows_came_twice(document: dict[str, Any]) -> None:
@@ -222,7 +224,7 @@ def test_terminal_view_ends_with_paths(directory: Path) -> None:
     result = report("--dir", str(directory))
     assert result.code == 0
     assert "cause: device in 75 %, unknown in 25 %; evidence clear." in result.out
-    assert f"report  {directory / 'report.html'}" in result.out
+    assert f"report  {directory / report_name(hand_made_run.RUN_ID)}" in result.out
     assert "\x1b" not in result.out
 
 
@@ -314,6 +316,30 @@ def test_newest_run_directory_is_the_default(directory: Path, tmp_path: Path) ->
     assert result.code == 2
     assert "no run directory under moetrace-runs/: run moetrace demo first" in result.err
     shutil.copytree(directory, runs / "only", symlinks=True)
-    (runs / "only" / "report.html").unlink(missing_ok=True)
+    page = runs / "only" / report_name(hand_made_run.RUN_ID)
+    page.unlink(missing_ok=True)
     assert report(cwd=tmp_path).code == 0
-    assert (runs / "only" / "report.html").is_file()
+    assert page.is_file()
+
+
+def test_reports_of_several_runs_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    """The run that a directory is named after has report.html; every other run a name of its own."""
+    directory = RunDirectory(path=tmp_path / "run-7")
+    assert directory.report_path("run-7").name == "report.html"
+    others = ["run-8", "run:8", "run_8", "a/../../b", "r" * 300, "s" * 300]
+    paths = [directory.report_path(run_id) for run_id in others]
+    assert len(set(paths)) == len(others)
+    assert {path.parent for path in paths} == {directory.path}
+    assert directory.report_path("run-8").name == "report-run-8.html"
+
+
+def test_the_suggested_query_is_one_text_everywhere(directory: Path) -> None:
+    """The report suggests what README and the collector's README show; a run is named where it can be."""
+    columns = "SELECT step, evidence, rank, layer, phase, cause, worth_ns FROM step_verdicts "
+    order = "ORDER BY worth_ns DESC LIMIT 10"
+    assert worst_steps("--dir x").endswith(f'query --dir x "{columns}{order}"')
+    assert f"{columns}WHERE run_id = 'run-8' {order}" in worst_steps("--dir x", "run-8")
+    assert f'"{columns}{order}"' in report("--dir", str(directory)).out
+    root = Path(__file__).parents[3]
+    for name in ("README.md", "collectors/README.md"):
+        assert f'"{columns}{order}"' in (root / name).read_text()

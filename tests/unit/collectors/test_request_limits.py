@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -30,7 +31,7 @@ from moetrace_collectors.receivers.wire_budget import (
     check_budget,
 )
 from moetrace_collectors.testing import SyntheticRun, any_value, request
-from moetrace_schemas import attributes
+from moetrace_schemas import attributes, spans
 from moetrace_schemas.enums import RejectReason
 
 RUN = SyntheticRun(world_size=1, num_layers=1)
@@ -170,6 +171,65 @@ def test_attribute_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(decode_module, "MAX_BLOCK_BYTES", 10)
     assert reason(lambda span: None) is RejectReason.ATTRIBUTE_TOO_LARGE
+
+
+@pytest.mark.parametrize("name", [name for name, kind in attributes.TYPES.items() if kind == "bytes"])
+def test_every_packed_column_may_be_larger_than_a_plain_attribute(name: str) -> None:
+    """A block of any kind is read as one: what is wrong with it is never that it is large."""
+
+    def enlarge(span: object) -> None:
+        kept = [entry for entry in span.attributes if entry.key != name]  # type: ignore[attr-defined]
+        del span.attributes[:]  # type: ignore[attr-defined]
+        span.attributes.extend(kept)  # type: ignore[attr-defined]
+        span.attributes.add(key=name).value.bytes_value = bytes(2 * MAX_OTHER_BYTES)  # type: ignore[attr-defined]
+
+    reasons = {rejection.reason for rejection in decoded(enlarge).rejected}
+    assert reasons <= {RejectReason.MALFORMED_COLUMNS}
+
+
+def test_child_spans_are_held_to_the_same_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One child too large or with too many attributes, or all of them too large, rejects their step."""
+
+    def rejected(change: Callable[[Span], object]) -> tuple[RejectReason, str]:
+        message = request(RUN.step(0))
+        found = message.resource_spans[0].scope_spans[0].spans
+        step = found[0]
+        kept = [entry for entry in step.attributes if entry.key != attributes.COLUMNS_PHASES]
+        del step.attributes[:]
+        step.attributes.extend(kept)
+        child = found.add(
+            name=spans.MOE_PHASE,
+            trace_id=step.trace_id,
+            parent_span_id=step.span_id,
+            start_time_unix_nano=step.start_time_unix_nano,
+            end_time_unix_nano=step.end_time_unix_nano,
+        )
+        child.attributes.add(key=attributes.PHASE).value.string_value = "router"
+        child.attributes.add(key=attributes.LAYER_INDEX).value.int_value = 0
+        change(child)
+        answer = decode(message, max_world_size=8)
+        assert (answer.rank_steps, answer.num_foreign_spans) == ((), 0)
+        (rejection,) = answer.rejected
+        return rejection.reason, rejection.detail
+
+    links = [Span.Link()] * MAX_ATTRIBUTES
+    assert rejected(lambda child: child.links.extend(links)) == (
+        RejectReason.TOO_MANY_ATTRIBUTES,
+        "moe.phase span: 130 attributes, events and links, at most 128 are taken",
+    )
+    huge = AnyValue(string_value="x" * MAX_OTHER_BYTES)
+    why, detail = rejected(lambda child: child.attributes.add(key="extra", value=huge))
+    assert why is RejectReason.ATTRIBUTE_TOO_LARGE
+    assert detail.startswith("moe.phase span: ")
+    packed = AnyValue(bytes_value=b"x" * MAX_OTHER_BYTES)
+    column = attributes.COLUMNS_EXPERTS
+    why, _ = rejected(lambda child: child.attributes.add(key=column, value=packed))
+    assert why is RejectReason.ATTRIBUTE_TOO_LARGE
+    monkeypatch.setattr(decode_module, "MAX_BLOCK_BYTES", 10)
+    monkeypatch.setattr(decode_module, "_BLOCKS", ())
+    why, detail = rejected(lambda child: None)
+    assert why is RejectReason.ATTRIBUTE_TOO_LARGE
+    assert detail.startswith("1 moe.phase spans of ")
 
 
 @pytest.mark.parametrize("text", ["a\x1b[2Jb", "a\nb", "a\x00b", "a\u202eb", "a\u2028b"])

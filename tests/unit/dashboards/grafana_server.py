@@ -27,9 +27,43 @@ DATASOURCE = {
         "url": {"type": "string"}, "jsonData": OBJECT, "isDefault": {"type": "boolean"},
     },
 }  # fmt: skip
+QUERY = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["refId", "datasourceUid", "model", "relativeTimeRange"],
+    "properties": {
+        "refId": STRING, "queryType": {"type": "string"}, "datasourceUid": STRING, "model": OBJECT,
+        "relativeTimeRange": {
+            "type": "object", "additionalProperties": False, "required": ["from", "to"],
+            "properties": {"from": INTEGER, "to": INTEGER},
+        },
+    },
+}  # fmt: skip
+TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
+ALERT_RULE = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": [
+        "title", "ruleGroup", "folderUID", "orgID", "condition", "data", "noDataState", "execErrState", "for",
+    ],
+    "properties": {
+        "uid": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,40}$"},
+        "title": {"type": "string", "minLength": 1, "maxLength": 190},
+        "ruleGroup": {"type": "string", "minLength": 1, "maxLength": 190},
+        "folderUID": STRING, "orgID": INTEGER, "condition": STRING,
+        "data": {"type": "array", "minItems": 1, "items": QUERY},
+        "noDataState": {"enum": ["Alerting", "NoData", "OK"]},
+        "execErrState": {"enum": ["OK", "Alerting", "Error"]},
+        "for": {"type": "string", "pattern": r"^([0-9]+(ms|[smhdw]))+$"},
+        "labels": TEXTS, "annotations": TEXTS, "isPaused": {"type": "boolean"},
+    },
+}  # fmt: skip
+"""ProvisionedAlertRule of Grafana's published API."""
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/api/datasources"): DATASOURCE,
     ("PUT", "/api/datasources/uid/*"): DATASOURCE,
+    ("POST", "/api/v1/provisioning/alert-rules"): ALERT_RULE,
+    ("PUT", "/api/v1/provisioning/alert-rules/*"): ALERT_RULE,
     ("POST", "/api/folders"): {
         "type": "object",
         "additionalProperties": False,
@@ -57,6 +91,15 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
 }  # fmt: skip
 
 
+ALERT_RULES = "/api/v1/provisioning/alert-rules"
+
+
+def _pattern(method: str, path: str) -> str:
+    if method == "PUT" and path.startswith(f"{ALERT_RULES}/"):
+        return f"{ALERT_RULES}/*"
+    return "/api/datasources/uid/*" if "/uid/" in path else path
+
+
 class FakeGrafana(ThreadingHTTPServer):
     """State of one Grafana."""
 
@@ -67,6 +110,7 @@ class FakeGrafana(ThreadingHTTPServer):
         self.folders: dict[str, dict[str, Any]] = {}
         self.dashboards: dict[str, dict[str, Any]] = {}
         self.annotations: list[dict[str, Any]] = []
+        self.alert_rules: dict[str, dict[str, Any]] = {}
         self.writes: list[str] = []
         self.faults: list[str] = []
 
@@ -125,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return 401, {"message": "Invalid API key", "messageId": "api-key.invalid", "statusCode": 401}
         if method != "GET":
-            pattern = (method, "/api/datasources/uid/*" if "/uid/" in path else path)
+            pattern = (method, _pattern(method, path))
             try:
                 jsonschema.validate(body, BODIES[pattern])
                 if path == "/api/dashboards/db":
@@ -153,6 +197,8 @@ class _Handler(BaseHTTPRequestHandler):
                 "message": "Datasource added",
                 "name": body["name"],
             }
+        if path.startswith(ALERT_RULES):
+            return self._alert_rule(method, name, body)
         if method == "PUT":
             found = next(source for source in server.datasources if source["uid"] == name)
             found.update(body)
@@ -173,6 +219,28 @@ class _Handler(BaseHTTPRequestHandler):
             return 200, {"message": "Annotation added", "id": len(server.annotations)}
         wanted = set(parse_qs(urlsplit(self.path).query).get("tags", []))
         return 200, [note for note in server.annotations if wanted <= set(note["tags"])]
+
+    def _alert_rule(self, method: str, uid: str, body: dict[str, Any]) -> tuple[int, Any]:
+        server = self.server
+        if method == "GET":
+            found = server.alert_rules.get(uid)
+            return (200, found) if found else (404, {"message": "alert rule not found"})
+        if body["folderUID"] not in server.folders:
+            return 400, {"message": "invalid alert rule: folder does not exist"}
+        if method == "POST" and body["uid"] in server.alert_rules:
+            return 409, {"message": "a rule with this UID exists"}
+        # Grafana writes durations its own way, and adds to models and rules.
+        stored = {
+            **json.loads(json.dumps(body)),
+            "id": 1,
+            "updated": "2026-01-01T00:00:00Z",
+            "isPaused": False,
+        }
+        stored["for"] = {"60m": "1h"}.get(body["for"], body["for"])
+        for query in stored["data"]:
+            query["model"]["hide"] = False
+        server.alert_rules[body["uid"]] = stored
+        return (201 if method == "POST" else 200), stored
 
     def _save(self, body: dict[str, Any]) -> tuple[int, Any]:
         uid = body["dashboard"]["uid"]

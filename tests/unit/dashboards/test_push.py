@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from moetrace_dashboards.alerts import alerts
 from moetrace_dashboards.build import DASHBOARDS
 from moetrace_dashboards.cli import TOKEN_VARIABLE, main
-from moetrace_dashboards.config import FOLDER_UID, UIDS
+from moetrace_dashboards.config import FOLDER_UID, UIDS, Config
 from unit.dashboards.grafana_server import TOKEN, FakeGrafana, grafana
 
 SOURCES = ("--prometheus-url", "http://prometheus:9090", "--clickhouse", "clickhouse:8123")
@@ -59,6 +60,50 @@ def test_a_dry_run_shows_the_difference_and_writes_nothing(
         assert len(server.writes) == written
         assert push(server, *SOURCES, "--config", str(config)) == 0
         assert server.writes[written:] == ["POST /api/dashboards/db"]
+
+
+def test_alert_rules_are_made_on_demand_once_and_updated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only with --alerts: one rule per alert; a second push finds nothing; a threshold changes one rule."""
+    site = tmp_path / "site.toml"
+    site.write_text('cross_node_ratio = 0.4\npersistent_for = "60m"\n')
+    base = tmp_path / "base.toml"
+    base.write_text('persistent_for = "60m"\n')
+    with grafana() as server:
+        push(server, *SOURCES)
+        assert server.alert_rules == {}
+        assert push(server, *SOURCES, "--alerts", "--config", str(base)) == 0
+        assert set(server.alert_rules) == {alert.name for alert in alerts(Config())}
+        written = len(server.writes)
+        assert push(server, *SOURCES, "--alerts", "--config", str(base)) == 0
+        assert len(server.writes) == written
+        capsys.readouterr()
+        assert push(server, *SOURCES, "--alerts", "--config", str(site), "--dry-run") == 0
+        said = capsys.readouterr().out
+        assert "would update alert rule MoeCrossNodeRatioHigh" in said
+        assert "> 0.4" in said
+        assert len(server.writes) == written
+        assert push(server, *SOURCES, "--alerts", "--config", str(site)) == 0
+        rules = [path for path in server.writes[written:] if "alert-rules" in path]
+        assert rules == ["PUT /api/v1/provisioning/alert-rules/MoeCrossNodeRatioHigh"]
+
+
+def test_alert_rules_use_the_data_source_that_is_there() -> None:
+    """Without --prometheus-url the rules ask the Prometheus that Grafana has already."""
+    with grafana() as server:
+        server.datasources += [
+            {"uid": "site-prometheus", "type": "prometheus", "name": "P", "access": "proxy"},
+            {
+                "uid": "site-clickhouse",
+                "type": "grafana-clickhouse-datasource",
+                "name": "C",
+                "access": "proxy",
+            },
+        ]
+        assert push(server, "--alerts") == 0
+        asked = {rule["data"][0]["datasourceUid"] for rule in server.alert_rules.values()}
+        assert asked == {"site-prometheus"}
 
 
 def test_a_data_source_that_moved_is_updated() -> None:
@@ -167,7 +212,7 @@ def test_without_a_token_nothing_is_asked(
 @pytest.mark.skipif(not REAL_URL, reason="MOETRACE_TEST_GRAFANA_URL is not set")
 def test_a_real_grafana_takes_it_and_is_then_current(capsys: pytest.CaptureFixture[str]) -> None:
     """With a real Grafana (and MOETRACE_GRAFANA_TOKEN): push, then nothing is left to do."""
-    arguments = ["push", "--grafana-url", REAL_URL, *SOURCES]
+    arguments = ["push", "--grafana-url", REAL_URL, *SOURCES, "--alerts"]
     assert main(arguments) == 0
     capsys.readouterr()
     assert main(arguments) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -43,6 +44,14 @@ class Model(nn.Module):
         for layer in self.layers[: 1 if self.first_only else 2]:
             hidden = hidden + layer(hidden)
         return hidden
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled_before() -> None:
+    # Graphs that other tests compiled in this process are no evidence here.
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None:
+        dynamo.counters.clear()
 
 
 def silent(tracer: Tracer) -> dict[str, str]:

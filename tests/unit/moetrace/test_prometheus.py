@@ -44,6 +44,14 @@ moetrace_self_routing_violations_total{reason="conservation"} 6.0
 # HELP moetrace_self_export_queue_steps Steps waiting for the exporter.
 # TYPE moetrace_self_export_queue_steps gauge
 moetrace_self_export_queue_steps 4.0
+# HELP moetrace_self_model_thread_seconds_total Estimated host time that the tracer took on the model's \
+thread over recorded steps: intervals x the calibrated cost of one, and the measured time of counting routes.
+# TYPE moetrace_self_model_thread_seconds_total counter
+moetrace_self_model_thread_seconds_total 0.25
+# HELP moetrace_self_background_seconds_total CPU time of the tracer's own threads, drain and export; with \
+the interpreter's lock shared, the model can feel part of it.
+# TYPE moetrace_self_background_seconds_total counter
+moetrace_self_background_seconds_total{thread="drain"} 1.5
 # HELP moetrace_self_spooled_steps Steps on this rank's disk that wait for the collector to come back.
 # TYPE moetrace_self_spooled_steps gauge
 moetrace_self_spooled_steps 0.0
@@ -60,6 +68,7 @@ def registry() -> CollectorRegistry:
     metrics.drop(DropReason.EXPORT_QUEUE_FULL, 2)
     metrics.skipped[SkipReason.CUDA_GRAPH] = 5
     metrics.expected_sites, metrics.seen_sites, metrics.queue_steps = 13, 12, 4
+    metrics.model_thread_ns, metrics.background_ns["drain"] = 250_000_000, 1_500_000_000
     metrics.violations[RoutingViolation.CONSERVATION] += 6
     guard.caught("counts", ValueError())
     return registry
