@@ -68,6 +68,9 @@ class StepCounter:
         self._executed_at = {
             site.layer: index for index, site in enumerate(sites) if site.kind is CountKind.EXECUTED
         }
+        self._executed = frozenset(self._executed_at.values())
+        self.unjudged: set[int] = set()
+        """Layers of which a replayed graph counted some kinds only: kinds are not held against each other."""
 
     def _allocate(self) -> None:
         sites, device = self.sites, self._device
@@ -252,15 +255,39 @@ class StepCounter:
             result.append(ExpertRow(layer=layer, kind=CountKind.RECOMPUTE, counts=(pairs,)))
         return tuple(result)
 
+    def seal(self) -> None:
+        """For a captured graph's counter, once its capture has ended: note what replays leave uncounted.
+
+        Numbers of the host were those of the capture, and what the experts are called with is counted
+        only where the graph was captured with checks.
+        """
+        halves = self._known.keys() if self.checking else self._touched | self._known.keys()
+        self.unjudged = {self.sites[index].layer for index in halves}
+
     def zero(self) -> None:
-        """Zero what is on the device; for a captured graph's counter, whose adds run with every replay."""
+        """Zero what is on the device; for a captured graph's counter, whose adds run with every replay.
+
+        One fill in front of a replay that is recorded. A flag on the device that adds are multiplied with
+        would be two fills around it, a further operation per mask, size and check in every replay,
+        recorded or not, and would still need this zero, since the step takes the sum of each replay apart.
+        """
         self._counts.zero_()
 
     def merge(self, other: StepCounter) -> None:
-        """Add what another counter of the same sites holds on the device. No host sync."""
-        if other._touched and other._counts.numel() == self._counts.numel():
+        """Add one replay's counts: `other`, of the same sites, sealed, was zeroed before it. No host sync."""
+        if other.sites != self.sites:
+            # Captured before more was instrumented: its rows lie elsewhere, and stay missing.
+            return
+        if other._touched:
             self._counts.add_(other._counts)
-            self._touched |= other._touched
+            # Executed rows are of checked steps only; the cells of others are not read.
+            self._touched |= other._touched if self.checking else other._touched - self._executed
+        self.unjudged |= other.unjudged
+        for layer, pairs in other.recompute_pairs.items():
+            # A number of pairs is a shape: the same in every replay.
+            self.recompute_pairs[layer] = self.recompute_pairs.get(layer, 0) + pairs
+        if self.coactivation is not None:
+            self.coactivation.pass_by(other._touched)
 
     def violations(self) -> list[ViolationRow]:
         """What was found on the device; for the drain thread, once `ready`."""
@@ -304,6 +331,7 @@ class StepCounter:
         self._touched.clear()
         self._known.clear()
         self.recompute_pairs.clear()
+        self.unjudged.clear()
         self.padding = None
 
 
