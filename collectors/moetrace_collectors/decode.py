@@ -204,9 +204,6 @@ def _rank_step(
     clock = _string(values, attributes.CLOCK)
     if clock not in CLOCKS:
         raise _invalid(attributes.CLOCK, repr(clock), "host, cuda or device")
-    if attributes.ANCHOR_ERROR_NS in values:
-        # For whoever draws the span; nothing of the collector's depends on it.
-        _int(values, attributes.ANCHOR_ERROR_NS, 0, MAX_NS)
     if not MIN_UNIX_NS <= span.start_time_unix_nano <= MAX_UNIX_NS:
         raise _invalid(
             "start time", str(span.start_time_unix_nano), "unix ns between the years 2000 and 2100"
@@ -267,6 +264,11 @@ def _rank_step(
         model_version=_text(values, attributes.MODEL_VERSION),
         cohort=_text(values, attributes.COHORT),
         placement_version=_optional_int(values, attributes.PLACEMENT_VERSION),
+        anchor_error_ns=(
+            _int(values, attributes.ANCHOR_ERROR_NS, 0, MAX_NS)
+            if attributes.ANCHOR_ERROR_NS in values
+            else -1
+        ),
         tracer_ns=_int(values, attributes.TRACER_NS, 0, MAX_NS) if attributes.TRACER_NS in values else -1,
         phases=phases,
         experts=experts,

@@ -112,6 +112,8 @@ class RankStep:
     model_version: str = ""
     cohort: str = ""
     placement_version: int = 0
+    anchor_error_ns: int = -1
+    """How far off `start_unix_ns` may be where device events were tied to unix time; -1: the host's clock."""
     tracer_ns: int = -1
     """Estimated host time that the tracer took on the model's thread in this step; -1 = not said."""
     sent_run_id: str = ""

@@ -240,6 +240,7 @@ def span(rank_step: RankStep) -> Span:
         attributes.STEP_WARMUP: rank_step.warmup,
         attributes.CLOCK: rank_step.clock,
         attributes.DURATION_NS: rank_step.duration_ns,
+        **({attributes.ANCHOR_ERROR_NS: rank_step.anchor_error_ns} if rank_step.anchor_error_ns >= 0 else {}),
         **({attributes.TRACER_NS: rank_step.tracer_ns} if rank_step.tracer_ns >= 0 else {}),
         attributes.COLUMNS_PHASES: phases_block(rank_step.phases),
     }

@@ -76,7 +76,7 @@ def _rank_steps(rank_steps: Iterable[RankStep], late: bool, received_unix_ms: in
         "rank_steps", "run_id", "step", "rank", "microbatch", "trace_id", "world_size", "ep_group", "ep_rank",
         "ep_size", "forward_mode", "cohort", "model_name", "model_version", "host_name", "clock",
         "sample_period", "placement_version", "warmup", "late", "start_time", "duration_ns",
-        "received_at", "expected_sites", "seen_sites",
+        "received_at", "expected_sites", "seen_sites", "anchor_error_ns",
     )  # fmt: skip
     for step in rank_steps:
         builder.add_row(
@@ -104,6 +104,7 @@ def _rank_steps(rank_steps: Iterable[RankStep], late: bool, received_unix_ms: in
             received_unix_ms,
             step.expected_sites,
             step.seen_sites,
+            step.anchor_error_ns,
         )
     return builder.rows()
 

@@ -337,6 +337,7 @@ CREATE TABLE moetrace.rank_steps
     `received_at` DateTime64(3) COMMENT 'When a collector wrote it (UTC, its clock); 1970 in rows of older versions' CODEC(Delta(8), ZSTD(1)),
     `expected_sites` UInt32 DEFAULT 0 COMMENT 'Wrapped call sites that should have fired; 0 = unknown' CODEC(ZSTD(1)),
     `seen_sites` UInt32 DEFAULT 0 COMMENT 'Those of them that did' CODEC(ZSTD(1)),
+    `anchor_error_ns` Int64 DEFAULT -1 COMMENT 'How far off start_time may be where device events were tied to unix time; -1 = by the clock of the host' CODEC(ZSTD(1)),
     INDEX received_at_range received_at TYPE minmax GRANULARITY 1
 )
 ENGINE = ReplacingMergeTree
