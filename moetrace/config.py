@@ -90,6 +90,9 @@ class Config:
     coactivation_layers: int = 4
     """Layers that are counted at once, the next ones in the next such step. Each needs 8 bytes x E x E; all
     together 64 MiB at the most."""
+    wait_stats: bool = False
+    """DeepEP's low-latency kernels are given tensors to sum their waits per rank in, where the caller gave
+    them none."""
     kernels: bool = False
     """Wrapped calls can name their kernels to CUPTI, for `Tracer.kernels`."""
     nvtx: bool = False

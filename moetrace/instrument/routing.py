@@ -20,6 +20,7 @@ import torch
 
 from moetrace.instrument import routing_checks
 from moetrace.instrument.coactivation import CoactivationSampler
+from moetrace.instrument.wait_stats import WaitReader
 from moetrace.record.count_sites import CountSite
 from moetrace.record.types import CoactivationRow, ExpertRow, ViolationRow
 from moetrace_schemas.enums import CountKind
@@ -68,6 +69,8 @@ class StepCounter:
         self._executed_at = {
             site.layer: index for index, site in enumerate(sites) if site.kind is CountKind.EXECUTED
         }
+        self.waits = WaitReader()
+        """What kernels of exchanges say of their waits."""
         self._executed = frozenset(self._executed_at.values())
         self.unjudged: set[int] = set()
         """Layers of which a replayed graph counted some kinds only: kinds are not held against each other."""
@@ -224,6 +227,7 @@ class StepCounter:
     def finish(self) -> None:
         """Start the copy to the host; called by the model thread at the end of the step."""
         self.padding = None
+        self.waits.finish()
         if self.coactivation is not None:
             self.coactivation.finish()
         if self._touched and self._copied is not None:
@@ -233,6 +237,8 @@ class StepCounter:
     def ready(self) -> bool:
         """Whether `rows` may be read. Never waits."""
         if self.coactivation is not None and not self.coactivation.ready():
+            return False
+        if not self.waits.ready():
             return False
         return self._copied is None or not self._touched or bool(self._copied.query())
 
@@ -283,6 +289,8 @@ class StepCounter:
             # Executed rows are of checked steps only; the cells of others are not read.
             self._touched |= other._touched if self.checking else other._touched - self._executed
         self.unjudged |= other.unjudged
+        # These were zeroed when the step began: every replay of it has added.
+        self.waits.used.update(other.waits.used)
         for layer, pairs in other.recompute_pairs.items():
             # A number of pairs is a shape: the same in every replay.
             self.recompute_pairs[layer] = self.recompute_pairs.get(layer, 0) + pairs
@@ -318,6 +326,7 @@ class StepCounter:
     ) -> None:
         """Zero the counts for the next step; called by the model thread when it takes the buffer."""
         self.clear()
+        self.waits.begin()
         self.checking, self.dummy, self.coactivation = checking, dummy, coactivation
 
     def clear(self) -> None:

@@ -71,6 +71,7 @@ def build_record(
         traffic=traffic,
         violations=settled.violations,
         coactivation=counter.coactivation_rows() if counter is not None else (),
+        waits=counter.waits.rows() if counter is not None else (),
         expected_sites=buffer.expected_sites,
         # A layer that a graph holds as one call did call its parts.
         seen_sites=frozenset(call[0] for call in calls).union(
