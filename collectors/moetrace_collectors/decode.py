@@ -22,6 +22,7 @@ from moetrace_collectors.decode_columns import (
     decode_phases,
     decode_traffic,
     decode_violations,
+    decode_waits,
 )
 from moetrace_collectors.decode_placement import PlacementRejectedError, decode_placement
 from moetrace_collectors.decode_spans import children_by_parent, pack_children
@@ -242,6 +243,11 @@ def _rank_step(
             if attributes.COLUMNS_COACTIVATION in values
             else None
         )
+        waits = (
+            decode_waits(_bytes(values, attributes.COLUMNS_WAITS), ep_size=ep_size)
+            if attributes.COLUMNS_WAITS in values
+            else ()
+        )
     except ColumnsError as error:
         raise _RejectedError(RejectReason.MALFORMED_COLUMNS, str(error)) from error
     return RankStep(
@@ -275,6 +281,7 @@ def _rank_step(
         traffic=traffic,
         violations=violations,
         coactivation=coactivation,
+        waits=waits,
         expected_sites=_optional_int(values, attributes.COVERAGE_EXPECTED_SITES),
         seen_sites=_optional_int(values, attributes.COVERAGE_SEEN_SITES),
     )

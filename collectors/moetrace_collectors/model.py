@@ -65,6 +65,15 @@ class TrafficRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WaitCycles:
+    """What the kernels of one rank's exchanges of a phase waited for each rank of its group."""
+
+    phase: int
+    cycles: IntArray
+    """cycles[d] for the rank whose ep_rank is d, summed over warps: to be compared with each other only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ViolationCount:
     """What contradicts the routing of one layer on one rank, how many times."""
 
@@ -123,6 +132,7 @@ class RankStep:
     traffic: tuple[TrafficRow, ...] = ()
     violations: tuple[ViolationCount, ...] = ()
     coactivation: CoactivationColumns | None = None
+    waits: tuple[WaitCycles, ...] = ()
     expected_sites: int = 0
     """Wrapped call sites that should have fired in the step; 0 where the writer does not say."""
     seen_sites: int = 0
