@@ -151,7 +151,15 @@ class Tracer:
             recorded_steps=self._coverage.steps,
             expected_sites=len(self._expected_sites),
             silent=tuple(silent),
+            graph_layers=self._graph_layers(),
         )
+
+    def _graph_layers(self) -> tuple[int, ...]:
+        if self.config.graph_layers == 1:
+            return ()
+        from moetrace.instrument.graphs import told_apart
+
+        return told_apart(self.sites.sites, self.config.graph_layers)
 
     def _expected_names(self) -> set[str]:
         return {self.sites.sites[number].name for number in self._expected_sites}

@@ -15,6 +15,7 @@ from moetrace.record.types import (
     StepRecord,
     TrafficRecord,
     ViolationRow,
+    WaitRow,
 )
 from moetrace.self_metrics import SelfMetrics
 from moetrace_schemas import SCHEMA_VERSION
@@ -110,6 +111,8 @@ def _sampled(record: StepRecord) -> dict[str, Any]:
         result["coactivation"] = [
             {"layer": r.layer, "span": r.span, "pairs": r.pairs} for r in record.coactivation
         ]
+    if record.waits:
+        result["waits"] = [{"phase": r.phase, "waits": r.waits} for r in record.waits]
     return result
 
 
@@ -158,5 +161,8 @@ def from_json(data: Mapping[str, Any]) -> StepRecord:
                 pairs=tuple((first, second, tokens) for first, second, tokens in row["pairs"]),
             )
             for row in data.get("coactivation", ())
+        ),
+        waits=tuple(
+            WaitRow(phase=Phase(row["phase"]), waits=tuple(row["waits"])) for row in data.get("waits", ())
         ),
     )

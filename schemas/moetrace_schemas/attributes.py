@@ -82,6 +82,8 @@ COLUMNS_VIOLATIONS = "moetrace.columns.violations"
 """bytes. Packed routing violations of a checked step; absent where there are none."""
 COLUMNS_COACTIVATION = "moetrace.columns.coactivation"
 """bytes. Packed co-activation of experts; on sampled steps only."""
+COLUMNS_WAITS = "moetrace.columns.waits"
+"""bytes. Packed waits of exchange kernels for each rank of the expert-parallel group; where kernels tell them."""
 COVERAGE_EXPECTED_SITES = "moetrace.coverage.expected.sites"
 """int. Wrapped call sites that should have fired in this step."""
 COVERAGE_SEEN_SITES = "moetrace.coverage.seen.sites"
@@ -196,6 +198,7 @@ TYPES: dict[str, str] = {
     PLACEMENT_WEIGHTS: "string",
     COLUMNS_VIOLATIONS: "bytes",
     COLUMNS_COACTIVATION: "bytes",
+    COLUMNS_WAITS: "bytes",
     COVERAGE_EXPECTED_SITES: "int",
     COVERAGE_SEEN_SITES: "int",
     TRACER_NS: "int",
@@ -254,6 +257,7 @@ CARRIERS: dict[str, tuple[str, ...]] = {
     PLACEMENT_WEIGHTS: ("moe.placement",),
     COLUMNS_VIOLATIONS: ("moe.step",),
     COLUMNS_COACTIVATION: ("moe.step",),
+    COLUMNS_WAITS: ("moe.step",),
     COVERAGE_EXPECTED_SITES: ("moe.step",),
     COVERAGE_SEEN_SITES: ("moe.step",),
     TRACER_NS: ("moe.step",),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moetrace.emit.jsonl import PHASE_FIELDS, JsonlEmitter, to_json
+from moetrace.emit.jsonl import PHASE_FIELDS, JsonlEmitter, from_json, to_json
 from moetrace.record.types import (
     CoactivationRow,
     ExpertRow,
@@ -16,6 +16,7 @@ from moetrace.record.types import (
     StepRecord,
     TrafficRecord,
     ViolationRow,
+    WaitRow,
 )
 from moetrace.self_metrics import SelfMetrics
 from moetrace_schemas import SCHEMA_VERSION
@@ -119,10 +120,14 @@ def test_success_is_counted_after_it_happened(tmp_path: Path) -> None:
 
 
 def test_what_only_some_steps_have_is_left_out_of_the_others(tmp_path: Path) -> None:
-    """Violations and pairs of experts are keys of the steps that have them."""
+    """Violations, pairs of experts and kernels' waits are keys of the steps that have them."""
     violation = ViolationRow(layer=1, violation=RoutingViolation.CONSERVATION, count=2)
     pairs = CoactivationRow(layer=1, span=CoactivationSpan.WITHIN, pairs=((0, 3, 7),))
-    document = to_json(step_record(violations=(violation,), coactivation=(pairs,)), CONTEXT)
+    waits = WaitRow(phase=Phase.DISPATCH, waits=(0, 7))
+    record = step_record(violations=(violation,), coactivation=(pairs,), waits=(waits,))
+    document = to_json(record, CONTEXT)
+    assert from_json(json.loads(json.dumps(document))).waits == (waits,)
+    assert document["waits"] == [{"phase": "dispatch", "waits": (0, 7)}]
     assert document["violations"] == [{"layer": 1, "violation": "conservation", "count": 2}]
     assert document["coactivation"] == [{"layer": 1, "span": "within", "pairs": ((0, 3, 7),)}]
-    assert not {"violations", "coactivation"} & to_json(step_record(), CONTEXT).keys()
+    assert not {"violations", "coactivation", "waits"} & to_json(step_record(), CONTEXT).keys()
