@@ -41,8 +41,8 @@ SELECTED = {
         "placement_version, toUnixTimestamp64Milli(step_time)"
     ),
     "rank_traffic": (
-        "run_id, step, layer, phase, forward_mode, source_rank, destination_ep_rank, microbatch, rows, bytes, "
-        "source_host, toUnixTimestamp64Milli(step_time), direction"
+        "run_id, step, layer, phase, forward_mode, source_rank, destination_ep_rank, microbatch, rows, "
+        "bytes, source_host, toUnixTimestamp64Milli(step_time), direction"
     ),
     "expert_coactivation": (
         "run_id, step, layer, span, forward_mode, cohort, rank, microbatch, first, second, tokens, "
@@ -146,7 +146,8 @@ def _phase_rows(step: RankStep) -> Iterator[tuple[object, ...]]:
         yield (
             step.run_id, step.step, int(phases.layer[i]), PHASE_BY_CODE[int(phases.phase[i])].value,
             DIRECTION_BY_CODE[int(phases.direction[i])].value, int(phases.microbatch[i]),
-            int(phases.ordinal[i]), step.rank, 1 if flags & RowFlag.BARRIER else 0, step.ep_group, step.ep_rank,
+            int(phases.ordinal[i]), step.rank, 1 if flags & RowFlag.BARRIER else 0, step.ep_group,
+            step.ep_rank,
             step.forward_mode.value, step.cohort, int(phases.stream[i]), flags,
             step.start_unix_ns + int(phases.start_offset_ns[i]), int(phases.duration_ns[i]),
             int(phases.bytes[i]), int(phases.rows[i]), step.microbatch, i,
@@ -170,9 +171,9 @@ def _traffic_rows(step: RankStep) -> Iterator[tuple[object, ...]]:
     for entry in step.traffic:
         for destination, sent in enumerate(entry.rows.tolist()):
             yield (
-                step.run_id, step.step, entry.layer, PHASE_BY_CODE[entry.phase].value, step.forward_mode.value,
-                step.rank, destination, step.microbatch, sent, sent * entry.row_bytes, step.host_name,
-                step.start_unix_ns // 1_000_000, "forward",
+                step.run_id, step.step, entry.layer, PHASE_BY_CODE[entry.phase].value,
+                step.forward_mode.value, step.rank, destination, step.microbatch, sent,
+                sent * entry.row_bytes, step.host_name, step.start_unix_ns // 1_000_000, "forward",
             )  # fmt: skip
 
 
