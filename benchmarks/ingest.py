@@ -216,9 +216,9 @@ def main() -> None:
     )
     text = (
         f"{arguments.steps} steps of {arguments.ranks} ranks x {LAYERS} layers (a tenth of it with counts or "
-        f"as spans), {RANKS_PER_REQUEST} rank steps a request, sender on the same machine; raw: the same rows "
-        "with their columns ready, inserted into a fresh store. With counts, each phase row brings some 50 "
-        "rows of expert counts and traffic along.\n\n"
+        f"as spans), {RANKS_PER_REQUEST} rank steps a request, sender on the same machine; raw: the same "
+        "rows with their columns ready, inserted into a fresh store. With counts, each phase row brings some "
+        "50 rows of expert counts and traffic along.\n\n"
         + "\n".join(lines)
         + f"\n\nFrom the last rank to the verdict, {latency_ranks} ranks x {LAYERS} layers, one step a "
         f"second, a request per rank, phases only: half within {quantiles[0.5] * 1e3:g} ms, 99 % within "

@@ -109,7 +109,10 @@ class _OpenStep:
         return len(self.rank_steps) == self.world_size * len(self.microbatches)
 
     def has_rank(self, rank: int) -> bool:
-        return all((rank, microbatch) in self.rank_steps for microbatch in self.microbatches)
+        for microbatch in self.microbatches:  # noqa: SIM110 - asked for every rank step, and this is faster
+            if (rank, microbatch) not in self.rank_steps:
+                return False
+        return True
 
     def has_quorum(self, share: float) -> bool:
         least = share * self.world_size
@@ -247,7 +250,10 @@ class Joiner:
         waiting: set[StepKey] = set()
         if self._watermarks.saw(run_id, rank, rank_step.step):
             waiting.update(self._awaiting.get((run_id, rank), ()))
-        if (run_id, rank_step.step) in self._open:
+        own = self._open.get((run_id, rank_step.step))
+        if own is not None and (own.awaited_rank == rank or len(own.rank_steps) == 1 or own.has_every_slot()):
+            # It waited for this rank, has just been opened, or waited for a microbatch that is not expected
+            # any more.
             waiting.add((run_id, rank_step.step))
         closed = []
         for key in sorted(waiting):

@@ -356,7 +356,7 @@ class Worker:
             if self._reuse.saw(rank_step.sent_run_id, rank_step.start_unix_ns):
                 detail = (
                     f"two jobs seem to send under run id {rank_step.sent_run_id} at the same time: their "
-                    "steps cannot be told apart and their verdicts mean nothing; give each job a run id of its own"
+                    "steps cannot be told apart and their verdicts mean nothing; give each an id of its own"
                 )
                 logger.warning("%s", detail)
                 self._event(
