@@ -18,9 +18,14 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from moetrace_collectors.model import RankStep
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from moetrace_collectors.model import PhaseColumns, RankStep
 from moetrace_collectors.simulate import SimulatedRun, simulate
-from moetrace_collectors.testing import request
+from moetrace_collectors.testing import any_value, request
+from moetrace_schemas import attributes, spans
+from moetrace_schemas.enums import DIRECTION_BY_CODE, PHASE_BY_CODE
 
 LAYERS = 61
 _SAMPLE = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)")
@@ -103,6 +108,41 @@ def body(steps: Iterable[RankStep], *, compressed: bool) -> bytes:
     """The request as a rank sends it: gzip at the exporter's level (1), or plain."""
     plain = request(steps).SerializeToString()
     return gzip.compress(plain, 1) if compressed else plain
+
+
+def plain_span_body(steps: Iterable[RankStep]) -> bytes:
+    """The same rank steps as instrumentation without packed columns sends them: a child span per row."""
+    message = request(steps)
+    children: list[Span] = []
+    for parent, one in zip(message.resource_spans[0].scope_spans[0].spans, steps, strict=True):
+        packed = next(entry for entry in parent.attributes if entry.key == attributes.COLUMNS_PHASES)
+        parent.attributes.remove(packed)
+        columns = zip(*(getattr(one.phases, name).tolist() for name in PhaseColumns.__slots__), strict=True)
+        for number, values in enumerate(columns):
+            row = dict(zip(PhaseColumns.__slots__, values, strict=True))
+            start = one.start_unix_ns + row["start_offset_ns"]
+            named: dict[str, str | int] = {
+                attributes.LAYER_INDEX: row["layer"],
+                attributes.PHASE: PHASE_BY_CODE[row["phase"]].value,
+                attributes.DIRECTION: DIRECTION_BY_CODE[row["direction"]].value,
+                attributes.ORDINAL: row["ordinal"],
+                attributes.FLAGS: row["flags"],
+                attributes.BYTES: row["bytes"],
+                attributes.ROWS: row["rows"],
+            }
+            children.append(
+                Span(
+                    name=spans.MOE_PHASE,
+                    trace_id=parent.trace_id,
+                    parent_span_id=parent.span_id,
+                    span_id=(number + 1).to_bytes(8, "big"),
+                    start_time_unix_nano=start,
+                    end_time_unix_nano=start + row["duration_ns"],
+                    attributes=[KeyValue(key=key, value=any_value(value)) for key, value in named.items()],
+                )
+            )
+    message.resource_spans[0].scope_spans[0].spans.extend(children)
+    return message.SerializeToString()
 
 
 def numbered(steps: Iterable[RankStep], step: int, run_id: str = "load") -> list[RankStep]:

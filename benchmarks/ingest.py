@@ -4,7 +4,8 @@ Phase rows per second from the first byte sent to the last row stored, beside th
 same rows into a fresh store of the same engine, in the same run. The sender runs on the same machine and
 costs its share. Latency is the collector's own histogram, so quantiles are upper bounds of buckets.
 
-    python benchmarks/ingest.py [--steps 60] [--ranks 64] [--latency-steps 30] [--write]
+    python benchmarks/ingest.py [--steps 40] [--ranks 64] [--latency-steps 20] [--write]
+    python benchmarks/ingest.py --quick     # a few rows through every path; the figures mean nothing
 """
 
 from __future__ import annotations
@@ -17,13 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import clickhouse_connect
-from collector_under_load import LAYERS, Collector, body, collector, numbered, post_all, rank_steps
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
+from collector_under_load import LAYERS, body, collector, numbered, plain_span_body, post_all, rank_steps
 from results import write_section
 
 from moetrace_collectors.migrate import migrate
 from moetrace_collectors.model import RankStep
+from moetrace_collectors.sinks.clickhouse import INSERT_SETTINGS
 from moetrace_collectors.sinks.clickhouse_rows import TableColumns, rank_step_rows
 
 RANKS_PER_REQUEST = 8
@@ -31,7 +31,46 @@ RANKS_PER_REQUEST = 8
 BATCH_STEPS = 8
 """Steps per raw insert: about what the collector's own batches hold."""
 LATENCY_RANKS = 256
-SPANS_PER_REQUEST = 512
+QUICK_RANKS = 4
+STORE_DEADLINE_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How rank steps are sent."""
+
+    name: str
+    with_counts: bool = False
+    compressed: bool = False
+    as_spans: bool = False
+    """Phase rows as child spans instead of packed."""
+    options: tuple[str, ...] = ()
+    """Of the collector."""
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether a tenth of the steps is enough."""
+        return self.with_counts or self.as_spans
+
+    def bodies(self, steps: tuple[RankStep, ...], num_steps: int) -> list[bytes]:
+        """Requests, `RANKS_PER_REQUEST` rank steps each."""
+        groups = (
+            numbered(steps[first : first + RANKS_PER_REQUEST], step)
+            for step in range(num_steps)
+            for first in range(0, len(steps), RANKS_PER_REQUEST)
+        )
+        if self.as_spans:
+            return [plain_span_body(group) for group in groups]
+        return [body(group, compressed=self.compressed) for group in groups]
+
+
+LOADS = (
+    Load(name="packed phases, plain"),
+    Load(name="packed phases, gzip", compressed=True),
+    Load(name="packed phases, plain, `--wal off`", options=("--wal", "off")),
+    Load(name="phases as `moe.phase` spans, plain", as_spans=True),
+    Load(name="with counts of 256 experts, gzip", with_counts=True, compressed=True),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,20 +91,16 @@ class Throughput:
         return self.phase_rows / self.stored_s
 
 
-def throughput(
-    directory: Path, steps: tuple[RankStep, ...], num_steps: int, compressed: bool, *options: str
-) -> Throughput:
-    bodies = [
-        body(numbered(steps[first : first + RANKS_PER_REQUEST], step), compressed=compressed)
-        for step in range(num_steps)
-        for first in range(0, len(steps), RANKS_PER_REQUEST)
-    ]
+def throughput(directory: Path, load: Load, steps: tuple[RankStep, ...], num_steps: int) -> Throughput:
+    bodies = load.bodies(steps, num_steps)
     rows = sum(len(one.phases) for one in steps) * num_steps
-    with collector(directory, *options) as running:
+    with collector(directory, *load.options) as running:
         cpu = running.cpu_s()
         start = time.perf_counter()
-        acknowledged = post_all(running.port, bodies, compressed=compressed)
+        acknowledged = post_all(running.port, bodies, compressed=load.compressed)
         while running.stored_phase_rows() < rows:
+            if time.perf_counter() - start > STORE_DEADLINE_S:
+                raise SystemExit(f"{load.name}: {running.stored_phase_rows()} of {rows} rows were stored")
             time.sleep(0.02)
         stored = time.perf_counter() - start
         values = running.metrics()
@@ -94,6 +129,7 @@ def raw_insert(directory: Path, steps: tuple[RankStep, ...], num_steps: int) -> 
                 for one in numbered(steps, step)
             ],
             late=False,
+            received_unix_ms=0,
         )
         for first in range(0, num_steps, BATCH_STEPS)
     ]
@@ -102,31 +138,23 @@ def raw_insert(directory: Path, steps: tuple[RankStep, ...], num_steps: int) -> 
         for table in batch:
             if isinstance(table, TableColumns):
                 if len(table):
-                    client.insert_arrow(table.table, table.arrow, database="moetrace")
+                    client.insert_arrow(
+                        table.table, table.arrow, database="moetrace", settings=INSERT_SETTINGS
+                    )
             else:
                 client.insert(
                     table.table, list(table.columns), column_names=list(table.names), database="moetrace",
-                    column_oriented=True,
+                    column_oriented=True, settings=INSERT_SETTINGS,
                 )  # fmt: skip
     took = time.perf_counter() - start
     client.close()
     return took
 
 
-def plain_span_rate(running: Collector, num_requests: int) -> float:
-    """Spans per second of other instrumentation, which are taken and left alone."""
-    spans = [Span(name="matmul", trace_id=bytes(16), span_id=bytes(8)) for _ in range(SPANS_PER_REQUEST)]
-    message = ExportTraceServiceRequest(
-        resource_spans=[ResourceSpans(scope_spans=[ScopeSpans(spans=spans)])]
-    ).SerializeToString()
-    took = post_all(running.port, [message] * num_requests, compressed=False)
-    return num_requests * SPANS_PER_REQUEST / took
-
-
-def latency(directory: Path, num_steps: int) -> dict[float, float]:
-    """Upper bounds of the quantiles of verdict latency, one step of 256 ranks a second (10/s, 1 in 10)."""
+def latency(directory: Path, num_ranks: int, num_steps: int) -> dict[float, float]:
+    """Upper bounds of the quantiles of verdict latency, one step of all ranks a second (10/s, 1 in 10)."""
     # Without counts: 8 million expert rows a second would measure the disk.
-    steps = rank_steps(num_ranks=LATENCY_RANKS, with_counts=False)
+    steps = rank_steps(num_ranks=num_ranks, with_counts=False)
     with collector(directory) as running:
         begin = time.perf_counter()
         for step in range(num_steps):
@@ -150,11 +178,17 @@ def latency(directory: Path, num_steps: int) -> dict[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Ingest end to end.")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--ranks", type=int, default=64)
-    parser.add_argument("--latency-steps", type=int, default=30)
-    parser.add_argument("--write", action="store_true", help="write the section of RESULTS.md")
+    parser.add_argument("--latency-steps", type=int, default=20)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--quick", action="store_true", help="two steps of a few ranks: does it run at all")
+    what.add_argument("--write", action="store_true", help="write the section of RESULTS.md")
     arguments = parser.parse_args()
+    latency_ranks = LATENCY_RANKS
+    if arguments.quick:
+        arguments.steps, arguments.ranks, arguments.latency_steps = 2, QUICK_RANKS, 2
+        latency_ranks = QUICK_RANKS
     os.environ["TZ"] = "UTC"
     time.tzset()
     lines = [
@@ -163,42 +197,35 @@ def main() -> None:
         "|---|---|---|---|---|---|---|---|",
     ]
     print(*lines, sep="\n", flush=True)
-    for name, with_counts, compressed, options in (
-        ("phases, plain", False, False, ()),
-        ("phases, gzip", False, True, ()),
-        ("phases, plain, `--wal off`", False, False, ("--wal", "off")),
-        ("with counts of 256 experts, gzip", True, True, ()),
-    ):
-        steps = rank_steps(num_ranks=arguments.ranks, with_counts=with_counts)
-        num_steps = max(1, arguments.steps // 10) if with_counts else arguments.steps
+    for load in LOADS:
+        steps = rank_steps(num_ranks=arguments.ranks, with_counts=load.with_counts)
+        num_steps = max(1, arguments.steps // 10) if load.is_heavy else arguments.steps
         with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
-            done = throughput(Path(one), steps, num_steps, compressed, *options)
+            done = throughput(Path(one), load, steps, num_steps)
             raw = done.phase_rows / raw_insert(Path(two), steps, num_steps)
         lines.append(
-            f"| {name} | {done.rate:,.0f} | {raw:,.0f} | {done.rate / raw:.2f} | "
+            f"| {load.name} | {done.rate:,.0f} | {raw:,.0f} | {done.rate / raw:.2f} | "
             f"{done.phase_rows / done.acknowledged_s:,.0f} | {1e6 * done.cpu_s / done.phase_rows:.2f} | "
             f"{done.wire_bytes / done.phase_rows:.1f} | {done.peak_mib:.0f} |"
         )
         print(lines[-1], flush=True)
-    with tempfile.TemporaryDirectory() as name, collector(Path(name)) as running:
-        plain = plain_span_rate(running, 200)
     with tempfile.TemporaryDirectory() as name:
-        quantiles = latency(Path(name), arguments.latency_steps)
+        quantiles = latency(Path(name), latency_ranks, arguments.latency_steps)
     arguments_text = (
         f"--steps {arguments.steps} --ranks {arguments.ranks} --latency-steps {arguments.latency_steps}"
     )
     text = (
-        f"{arguments.steps} steps of {arguments.ranks} ranks x {LAYERS} layers (a tenth of it with counts), "
-        f"{RANKS_PER_REQUEST} rank steps a request, sender on the same machine; raw: the same rows with "
-        "their columns ready, inserted into a fresh store. With counts, each phase row brings some 50 "
-        "rows of expert counts and traffic along.\n\n"
+        f"{arguments.steps} steps of {arguments.ranks} ranks x {LAYERS} layers (a tenth of it with counts or "
+        f"as spans), {RANKS_PER_REQUEST} rank steps a request, sender on the same machine; raw: the same "
+        "rows with their columns ready, inserted into a fresh store. With counts, each phase row brings some "
+        "50 rows of expert counts and traffic along.\n\n"
         + "\n".join(lines)
-        + f"\n\nSpans of other instrumentation, taken and left alone: {plain:,.0f} a second. From the last "
-        f"rank to the verdict, {LATENCY_RANKS} ranks x {LAYERS} layers, one step a second, a request per "
-        f"rank, phases only: half within {quantiles[0.5] * 1e3:g} ms, 99 % within {quantiles[0.99] * 1e3:g} "
-        f"ms (bucket bounds).\n`python benchmarks/ingest.py {arguments_text} --write`."
+        + f"\n\nFrom the last rank to the verdict, {latency_ranks} ranks x {LAYERS} layers, one step a "
+        f"second, a request per rank, phases only: half within {quantiles[0.5] * 1e3:g} ms, 99 % within "
+        f"{quantiles[0.99] * 1e3:g} ms (bucket bounds).\n"
+        f"`python benchmarks/ingest.py {arguments_text} --write`."
     )
-    print(text[text.index("Spans of other") :])
+    print(text[text.index("From the last rank") :])
     if arguments.write:
         write_section("ingest", "Ingest end to end", text)
 

@@ -23,6 +23,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "http_port": (0, 65_535),
     "grpc_port": (0, 65_535),
     "join_timeout_s": (0.01, 86_400),
+    "join_watermark_steps": (0, 100_000),
+    "join_quorum": (0.0, 1.0),
+    "join_quorum_grace_s": (0.0, 86_400),
     "max_pending_steps": (1, 1_000_000),
     "max_pending_bytes": (MIB, 2**40),
     "max_closed_steps": (1, 10_000_000),
@@ -86,6 +89,12 @@ class CollectorConfig:
     """Whether /metrics needs no token; it shows run ids, ranks and expert loads."""
     join_timeout_s: float = 10.0
     """From a step's first rank until it is judged without the missing ones, seconds."""
+    join_watermark_steps: int = 64
+    """A step is judged early once each missing rank has sent so many later ones; 0 = never. Twice a batch."""
+    join_quorum: float = 0.0
+    """Share of the ranks, 0 to 1, that is enough after `join_quorum_grace_s`; 0 = wait for all of them."""
+    join_quorum_grace_s: float = 2.0
+    """From a step's first rank until `join_quorum` counts, seconds."""
     max_pending_steps: int = 1_024
     """Open steps at most; beyond it the oldest is closed early."""
     max_pending_bytes: int = 1_024 * MIB
@@ -157,6 +166,11 @@ class CollectorConfig:
             parse_store(self.dsn)
         if self.join not in JOINS:
             raise UsageError(f"join = {self.join!r}: {' or '.join(JOINS)} expected")
+        if self.join_quorum and self.join_quorum_grace_s >= self.join_timeout_s:
+            raise UsageError(
+                f"join_quorum_grace_s = {self.join_quorum_grace_s:g}: less than join_timeout_s "
+                f"({self.join_timeout_s:g}) expected, or join_quorum never counts"
+            )
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise UsageError("tls_certificate and tls_key belong together: give both, or neither")
         if self.tls_client_ca and not self.tls_certificate:

@@ -18,6 +18,8 @@ from collections import OrderedDict
 MAX_INCARNATIONS = 16
 """Runs under one id. Two jobs that use one id at the same time would make one after the other."""
 MAX_RUNS = 1_024
+SAME_TIME_NS = 60 * 10**9
+"""Two runs that begin within this time under one id are taken for two jobs."""
 _LONGEST_BASE = 120
 """A run id has at most 128 characters, the number included."""
 
@@ -61,6 +63,36 @@ class Incarnations:
         for run_id, ones in cuts.items():
             if ones:
                 self._cuts[run_id] = sorted(ones)[: MAX_INCARNATIONS - 1]
+
+
+class ReuseWatch:
+    """Tells an id that is used again from one that two jobs use at the same time.
+
+    Those two repeat each other's steps for ever, so that one run after the other begins; a job that was
+    started again takes longer than `SAME_TIME_NS` to come to a step that it has had.
+    """
+
+    def __init__(self) -> None:
+        self._begun: OrderedDict[str, int] = OrderedDict()
+        """Start of the newest run under an id, unix ns."""
+        self._told: OrderedDict[str, None] = OrderedDict()
+
+    def saw(self, run_id: str, start_unix_ns: int) -> bool:
+        """A further run has begun under an id; whether to say, once, that two jobs have it."""
+        begun = self._begun.get(run_id)
+        self._begun[run_id] = start_unix_ns
+        self._begun.move_to_end(run_id)
+        if begun is None or abs(start_unix_ns - begun) >= SAME_TIME_NS or run_id in self._told:
+            _bound(self._begun)
+            return False
+        self._told[run_id] = None
+        _bound(self._told)
+        return True
+
+
+def _bound(entries: OrderedDict[str, int] | OrderedDict[str, None]) -> None:
+    while len(entries) > MAX_RUNS:
+        entries.popitem(last=False)
 
 
 def stored_run_id(run_id: str, number: int) -> str:

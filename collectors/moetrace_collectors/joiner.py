@@ -5,7 +5,8 @@
     rank 0, step 7  --+                      every rank of the world, for every microbatch seen
     rank 2, step 7  --+--> open step 7  -->  JoinedStep(complete)
     rank 1, step 7  --+         |
-                                +--------->  JoinedStep(timeout | evicted | shutdown), missing ranks listed
+                                +--------->  JoinedStep(watermark | quorum | timeout | evicted | shutdown),
+                                             missing ranks listed
 
 Every rank step is counted once, and at any moment
 
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from moetrace_collectors.closed_memory import ClosedMemory, ClosedStep, Slot, StepKey
 from moetrace_collectors.incarnations import Incarnations, stored_run_id
 from moetrace_collectors.model import JoinedStep, RankStep
+from moetrace_collectors.watermark import Watermarks
 from moetrace_schemas.enums import ClosedBy
 
 _OBJECT_BYTES = 200
@@ -43,6 +45,12 @@ class JoinWindow:
     """Size of all pending rank steps at most; the oldest steps are closed early beyond it."""
     max_closed_steps: int
     """Closed steps remembered, to tell late and duplicate rank steps."""
+    watermark_steps: int = 0
+    """A step closes once every missing rank has sent so many later steps of the run; 0 = never."""
+    quorum: float = 0.0
+    """Share of the ranks that closes a step after `quorum_grace_ns`; 0 = only all of them do."""
+    quorum_grace_ns: int = 0
+    """From a step's first arrival until the quorum counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +101,25 @@ class _OpenStep:
     size_bytes: int = 0
     rank_steps: dict[Slot, RankStep] = field(default_factory=dict)
     microbatches: set[int] = field(default_factory=lambda: {0})
+    awaited_rank: int = 0
+    """The first rank that may still come: it has not sent this step, and is not past it."""
 
     def has_every_slot(self) -> bool:
         # Slots are unique and inside world x microbatches, so counting them is enough.
         return len(self.rank_steps) == self.world_size * len(self.microbatches)
+
+    def has_rank(self, rank: int) -> bool:
+        for microbatch in self.microbatches:  # noqa: SIM110 - asked for every rank step, and this is faster
+            if (rank, microbatch) not in self.rank_steps:
+                return False
+        return True
+
+    def has_quorum(self, share: float) -> bool:
+        least = share * self.world_size
+        # Counting slots first: it rules most steps out at no cost.
+        if len(self.rank_steps) < least:
+            return False
+        return sum(map(self.has_rank, {rank for rank, _ in self.rank_steps})) >= least
 
 
 class Joiner:
@@ -108,6 +131,9 @@ class Joiner:
         self._open: OrderedDict[StepKey, _OpenStep] = OrderedDict()
         self._memory = ClosedMemory(max_steps=window.max_closed_steps)
         self._incarnations = Incarnations()
+        self._watermarks = Watermarks(num_steps=window.watermark_steps)
+        self._awaiting: dict[tuple[str, int], dict[StepKey, None]] = {}
+        """Open steps by (run id, awaited rank), so that a rank's mark is compared only with those."""
         self._pending_bytes = 0
         self._received = self._joined = self._late = self._duplicate = self._rejected = self._pending = 0
 
@@ -168,7 +194,7 @@ class Joiner:
         if step is None:
             outcome = self._after_close(rank_step, key, slot)
             if outcome is not None:
-                return (outcome,)
+                return (outcome, *self._past(rank_step))
             step = _OpenStep(
                 world_size=rank_step.world_size, opened_ns=now_ns, last_arrival_ns=now_ns, mark=mark
             )
@@ -178,33 +204,90 @@ class Joiner:
         elif slot in step.rank_steps:
             self._duplicate += 1
             return (Duplicate(rank_step=rank_step),)
-        self._open[key] = step
+        if key not in self._open:
+            self._open[key] = step
+            self._awaiting.setdefault((key[0], step.awaited_rank), {})[key] = None
         step.rank_steps[slot] = rank_step
         if rank_step.microbatch not in step.microbatches:
             step.microbatches.add(rank_step.microbatch)
             self._memory.expect_microbatches(rank_step.run_id, len(step.microbatches))
+            # Ranks that had sent all of the step are missing again.
+            self._await(key, step, 0)
         step.last_arrival_ns = now_ns
         step.max_start_unix_ns = max(step.max_start_unix_ns, rank_step.start_unix_ns)
         size = size_bytes(rank_step)
         step.size_bytes += size
         self._pending += 1
         self._pending_bytes += size
-        if step.has_every_slot() and len(step.microbatches) >= self._memory.num_microbatches(key[0]):
-            return (self._close(key, ClosedBy.COMPLETE),)
-        return self._evict()
+        if self._is_complete(key, step):
+            return (self._close(key, ClosedBy.COMPLETE), *self._past(rank_step))
+        return (*self._past(rank_step), *self._evict())
 
     def tick(self, *, now_ns: int) -> tuple[JoinedStep, ...]:
         """Close the steps whose time is up at `now_ns`, oldest first."""
+        window = self._window
+        first_ns = min(window.timeout_ns, window.quorum_grace_ns) if window.quorum else window.timeout_ns
         due = []
         for key, step in self._open.items():
-            if now_ns - step.opened_ns < self._window.timeout_ns:
+            waited_ns = now_ns - step.opened_ns
+            if waited_ns < first_ns:
                 break
-            due.append(key)
-        return tuple(self._close(key, ClosedBy.TIMEOUT) for key in due)
+            if waited_ns >= window.timeout_ns:
+                due.append((key, ClosedBy.TIMEOUT))
+            elif step.has_quorum(window.quorum):
+                due.append((key, ClosedBy.QUORUM))
+        return tuple(self._close(key, closed_by) for key, closed_by in due)
 
     def flush(self) -> tuple[JoinedStep, ...]:
         """Close everything that is open, oldest first, because the collector stops."""
         return tuple(self._close(key, ClosedBy.SHUTDOWN) for key in list(self._open))
+
+    def _past(self, rank_step: RankStep) -> tuple[JoinedStep, ...]:
+        """Steps that close because this rank is past them now, oldest first."""
+        run_id, rank = rank_step.run_id, rank_step.rank
+        if not self._window.watermark_steps:
+            return ()
+        waiting: set[StepKey] = set()
+        if self._watermarks.saw(run_id, rank, rank_step.step):
+            waiting.update(self._awaiting.get((run_id, rank), ()))
+        own = self._open.get((run_id, rank_step.step))
+        if own is not None and (own.awaited_rank == rank or len(own.rank_steps) == 1 or own.has_every_slot()):
+            # It waited for this rank, has just been opened, or waited for a microbatch that is not expected
+            # any more.
+            waiting.add((run_id, rank_step.step))
+        closed = []
+        for key in sorted(waiting):
+            step = self._open[key]
+            self._await(key, step, step.awaited_rank)
+            if step.awaited_rank == step.world_size:
+                # Complete where a step before it has just lowered how many microbatches are expected.
+                closed_by = ClosedBy.COMPLETE if self._is_complete(key, step) else ClosedBy.WATERMARK
+                closed.append(self._close(key, closed_by))
+        return tuple(closed)
+
+    def _is_complete(self, key: StepKey, step: _OpenStep) -> bool:
+        return step.has_every_slot() and self._has_microbatches(key, step)
+
+    def _has_microbatches(self, key: StepKey, step: _OpenStep) -> bool:
+        return len(step.microbatches) >= self._memory.num_microbatches(key[0])
+
+    def _await(self, key: StepKey, step: _OpenStep, first: int) -> None:
+        """Find the rank, from `first` on, that the step waits for."""
+        self._stop_awaiting(key, step)
+        has_microbatches = self._has_microbatches(key, step)
+        rank = first
+        while rank < step.world_size and (
+            (has_microbatches and step.has_rank(rank)) or self._watermarks.mark(key[0], rank) > key[1]
+        ):
+            rank += 1
+        step.awaited_rank = rank
+        self._awaiting.setdefault((key[0], rank), {})[key] = None
+
+    def _stop_awaiting(self, key: StepKey, step: _OpenStep) -> None:
+        waiting = self._awaiting[key[0], step.awaited_rank]
+        del waiting[key]
+        if not waiting:
+            del self._awaiting[key[0], step.awaited_rank]
 
     def _placed(self, rank_step: RankStep) -> RankStep:
         """The rank step under the run id of its incarnation."""
@@ -257,6 +340,7 @@ class Joiner:
 
     def _close(self, key: StepKey, closed_by: ClosedBy) -> JoinedStep:
         step = self._open.pop(key)
+        self._stop_awaiting(key, step)
         arrived = step.rank_steps
         complete = closed_by is ClosedBy.COMPLETE
         missing_ranks = (

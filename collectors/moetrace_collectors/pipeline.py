@@ -354,6 +354,9 @@ def _joiner(config: CollectorConfig) -> Joiner | StatelessJoiner:
             max_steps=config.max_pending_steps,
             max_bytes=config.max_pending_bytes,
             max_closed_steps=config.max_closed_steps,
+            watermark_steps=config.join_watermark_steps,
+            quorum=config.join_quorum,
+            quorum_grace_ns=int(config.join_quorum_grace_s * NS_PER_S),
         )
     )
 

@@ -57,8 +57,9 @@ def group_violations(joined: JoinedStep) -> tuple[GroupViolation, ...]:
     for (ep_group, microbatch, mode), ranks in sorted(groups.items()):
         if {rank.ep_rank for rank in ranks} != set(range(ranks[0].ep_size)) or len(ranks) != ranks[0].ep_size:
             continue
+        counts = [_RankCounts(rank) for rank in ranks]
         for layer in sorted({entry.layer for rank in ranks for entry in rank.experts}):
-            for violation, count in _layer(ranks, layer):
+            for violation, count in _layer(counts, layer):
                 if count > 0:
                     found.append(
                         GroupViolation(
@@ -73,11 +74,28 @@ def group_violations(joined: JoinedStep) -> tuple[GroupViolation, ...]:
     return tuple(found)
 
 
-def _layer(ranks: list[RankStep], layer: int) -> Iterable[tuple[RoutingViolation, int]]:
+class _RankCounts:
+    """One rank's arrays by layer, found once and not again for each layer."""
+
+    def __init__(self, rank: RankStep) -> None:
+        self.admitted: dict[int, list[IntArray]] = {}
+        self.received: dict[int, list[IntArray]] = {}
+        self.sent: dict[int, IntArray] = {}
+        for entry in rank.experts:
+            if entry.kind in _ADMITTED:
+                self.admitted.setdefault(entry.layer, []).append(entry.counts)
+            elif entry.kind == _RECEIVED:
+                self.received.setdefault(entry.layer, []).append(entry.counts)
+        for row in rank.traffic:
+            if row.phase == _DISPATCH:
+                self.sent.setdefault(row.layer, row.rows)
+
+
+def _layer(ranks: list[_RankCounts], layer: int) -> Iterable[tuple[RoutingViolation, int]]:
     admitted, received = [], []
     for rank in ranks:
-        chosen, came = _sum(rank, layer, _ADMITTED), _sum(rank, layer, (_RECEIVED,))
-        sent = next((t.rows for t in rank.traffic if t.layer == layer and t.phase == _DISPATCH), None)
+        chosen, came = _sum(rank.admitted.get(layer)), _sum(rank.received.get(layer))
+        sent = rank.sent.get(layer)
         if chosen is None or came is None or sent is None or int(sent.sum()) != int(chosen.sum()):
             return ()
         admitted.append(chosen)
@@ -91,9 +109,10 @@ def _layer(ranks: list[RankStep], layer: int) -> Iterable[tuple[RoutingViolation
     )
 
 
-def _sum(rank: RankStep, layer: int, kinds: tuple[int, ...]) -> IntArray | None:
-    rows = [entry.counts for entry in rank.experts if entry.layer == layer and entry.kind in kinds]
+def _sum(rows: list[IntArray] | None) -> IntArray | None:
     if not rows or len({len(counts) for counts in rows}) != 1:
         return None
+    if len(rows) == 1:
+        return rows[0]
     total: IntArray = np.sum(rows, axis=0, dtype=np.int64)
     return total

@@ -20,6 +20,7 @@ from typing import Protocol
 from moetrace_collectors.dead_letter import DeadLetter
 from moetrace_collectors.errors import SinkError
 from moetrace_collectors.events import CollectorEvent, EventKind, Rejection
+from moetrace_collectors.incarnations import ReuseWatch
 from moetrace_collectors.intake import Arrival, Intake
 from moetrace_collectors.joiner import Duplicate, Joiner, Late, Outcome, WorldSizeMismatch
 from moetrace_collectors.ledger.epochs import Epochs
@@ -125,6 +126,7 @@ class Worker:
         self._placements = placements
         self._epochs = epochs
         self._runs: OrderedDict[str, None] = OrderedDict()
+        self._reuse = ReuseWatch()
         self._runs_changed = False
         self._runs_noted_ns: int | None = None
         self.wait_between_attempts: Callable[[float], bool] = self._wait
@@ -351,6 +353,15 @@ class Worker:
             self._event(
                 EventKind.RUN_ID_REUSED, "executed_again", run_id, rank_step.step, rank_step.rank, detail
             )
+            if self._reuse.saw(rank_step.sent_run_id, rank_step.start_unix_ns):
+                detail = (
+                    f"two jobs seem to send under run id {rank_step.sent_run_id} at the same time: their "
+                    "steps cannot be told apart and their verdicts mean nothing; give each an id of its own"
+                )
+                logger.warning("%s", detail)
+                self._event(
+                    EventKind.RUN_ID_REUSED, "two_jobs", run_id, rank_step.step, rank_step.rank, detail
+                )
         self._runs[run_id] = None
         self._runs_changed = True
         while len(self._runs) > MAX_REMEMBERED_RUNS:

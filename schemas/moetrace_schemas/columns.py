@@ -41,6 +41,9 @@ class RowFlag(IntFlag):
     """The exchange returned at launch; the interval runs from launch to the end of the wait."""
 
 
+_WIDTHS = {"B": 1, "h": 2, "H": 2, "I": 4, "q": 8}
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column: its name and its array typecode (`h` i16, `H` u16, `B` u8, `I` u32, `q` i64)."""
@@ -51,7 +54,7 @@ class Column:
     @property
     def width(self) -> int:
         """Bytes per value on the wire."""
-        return {"B": 1, "h": 2, "H": 2, "I": 4, "q": 8}[self.typecode]
+        return _WIDTHS[self.typecode]
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,10 @@ class ClosedBy(StrEnum):
     """The window was full; the oldest step was closed early."""
     SHUTDOWN = "shutdown"
     """The collector stopped; what had arrived was joined."""
+    WATERMARK = "watermark"
+    """Every missing rank has sent later steps, so it will not send this one; missing ranks are listed."""
+    QUORUM = "quorum"
+    """Enough ranks had arrived after the grace time; missing ranks are listed."""
 
 
 class DropReason(StrEnum):
@@ -387,6 +391,8 @@ CLOSED_BY_BY_CODE: dict[int, ClosedBy] = {
     1: ClosedBy.TIMEOUT,
     2: ClosedBy.EVICTED,
     3: ClosedBy.SHUTDOWN,
+    4: ClosedBy.WATERMARK,
+    5: ClosedBy.QUORUM,
 }
 """Wire code -> ClosedBy."""
 CLOSED_BY_CODE: dict[ClosedBy, int] = {member: code for code, member in CLOSED_BY_BY_CODE.items()}

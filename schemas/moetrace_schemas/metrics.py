@@ -270,7 +270,7 @@ COLLECTOR_STEPS_TOTAL = MetricSpec(
     kind="counter",
     help="Steps closed, by why.",
     labels=("closed_by",),
-    max_series=4,
+    max_series=6,
     side="collector",
 )
 COLLECTOR_MISSING_RANKS_TOTAL = MetricSpec(

@@ -30,6 +30,7 @@ _SPANS = [COACTIVATION_SPAN_BY_CODE[code].value for code in range(len(COACTIVATI
 _COUNT_KINDS = [COUNT_KIND_BY_CODE[code].value for code in range(len(COUNT_KIND_BY_CODE))]
 _ROUTED = next(code for code, kind in COUNT_KIND_BY_CODE.items() if kind is CountKind.ROUTED)
 _RECEIVED = next(code for code, kind in COUNT_KIND_BY_CODE.items() if kind is CountKind.RECEIVED)
+_MAX_INT8_TEXTS = 127
 _NS = pa.timestamp("ns", tz="UTC")
 _MS = pa.timestamp("ms", tz="UTC")
 
@@ -62,7 +63,14 @@ class _Repeated:
     def texts(self, values: Sequence[str]) -> Any:
         numbers: dict[str, int] = {}
         codes = [numbers.setdefault(value, len(numbers)) for value in values]
-        return _texts(np.repeat(np.asarray(codes, dtype=np.int32), self._counts), list(numbers))
+        return _texts(
+            np.repeat(np.asarray(codes, dtype=_code_type(len(numbers))), self._counts), list(numbers)
+        )
+
+
+def _code_type(num_texts: int) -> type[Any]:
+    """The narrowest type that numbers so many texts: five text columns a row, which the engine reads."""
+    return np.int8 if num_texts <= _MAX_INT8_TEXTS else np.int32
 
 
 def _texts(codes: Any, texts: list[str]) -> Any:
@@ -82,8 +90,8 @@ def phase_spans(steps: Sequence[RankStep]) -> TableColumns:
         "run_id": of.texts([step.run_id for step in steps]),
         "step": of.numbers([step.step for step in steps], np.uint64),
         "layer": _joined([step.phases.layer for step in steps], np.int16),
-        "phase": _texts(_joined([step.phases.phase for step in steps], np.int32), _PHASES),
-        "direction": _texts(_joined([step.phases.direction for step in steps], np.int32), _DIRECTIONS),
+        "phase": _texts(_joined([step.phases.phase for step in steps], np.int8), _PHASES),
+        "direction": _texts(_joined([step.phases.direction for step in steps], np.int8), _DIRECTIONS),
         "microbatch": _joined([step.phases.microbatch for step in steps], np.uint16),
         "ordinal": _joined([step.phases.ordinal for step in steps], np.uint16),
         "rank": of.numbers([step.rank for step in steps], np.uint32),
@@ -176,7 +184,7 @@ def expert_coactivation(steps: Sequence[RankStep]) -> TableColumns:
         "run_id": of.texts([step.run_id for step, _ in entries]),
         "step": of.numbers([step.step for step, _ in entries], np.uint64),
         "layer": _joined([pairs.layer for _, pairs in entries], np.int16),
-        "span": _texts(_joined([pairs.span for _, pairs in entries], np.int32), _SPANS),
+        "span": _texts(_joined([pairs.span for _, pairs in entries], np.int8), _SPANS),
         "forward_mode": of.texts([step.forward_mode.value for step, _ in entries]),
         "cohort": of.texts([step.cohort for step, _ in entries]),
         "rank": of.numbers([step.rank for step, _ in entries], np.uint32),

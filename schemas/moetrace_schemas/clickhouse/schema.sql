@@ -539,7 +539,7 @@ CREATE TABLE moetrace.step_verdicts
     `phase_ns` Map(LowCardinality(String), Int64) COMMENT 'Frontier by phase, ns; sums to step_ns',
     `world_size` UInt32 COMMENT 'Ranks expected',
     `missing_ranks` Array(UInt32) COMMENT 'Ranks that did not arrive',
-    `closed_by` LowCardinality(String) COMMENT 'complete, timeout, evicted or shutdown',
+    `closed_by` LowCardinality(String) COMMENT 'Closed set ClosedBy: complete, timeout, evicted, shutdown, watermark, quorum',
     `warmup` UInt8 COMMENT '1 = warm-up step'
 )
 ENGINE = ReplacingMergeTree

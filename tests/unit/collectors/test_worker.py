@@ -239,3 +239,30 @@ def test_last_writes_end_at_the_deadline(tmp_path: Path) -> None:
     parts.run()
     assert parts.sink.abandoned
     assert parts.clock.now_ns == 30 * SECOND
+
+
+def test_two_jobs_under_one_run_id_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Steps executed again and again within a minute: one line and one event name the id."""
+    rigged = rig(tmp_path)
+    for step in range(6):
+        for job in range(2):
+            for one in RUN.step(step):
+                later = replace(one, start_unix_ns=one.start_unix_ns + step * SECOND + job * SECOND // 3)
+                assert rigged.intake.offer((later,), (), size_bytes=1) is not None
+    rigged.run()
+    told = [event for event in rigged.sink.events if event.reason == "two_jobs"]
+    assert [event.kind for event in told] == [EventKind.RUN_ID_REUSED]
+    assert "two jobs seem to send under run id r at the same time" in told[0].detail
+    assert caplog.text.count("two jobs seem") == 1
+
+
+def test_a_job_started_again_is_not_taken_for_two(tmp_path: Path) -> None:
+    """A run id used again and again, each time an hour later, is only a run id used again."""
+    rigged = rig(tmp_path)
+    for job in range(3):
+        for one in RUN.step(0):
+            later = replace(one, start_unix_ns=one.start_unix_ns + job * 3_600 * SECOND)
+            assert rigged.intake.offer((later,), (), size_bytes=1) is not None
+    rigged.run()
+    reasons = [event.reason for event in rigged.sink.events if event.kind is EventKind.RUN_ID_REUSED]
+    assert reasons == ["executed_again", "executed_again"]

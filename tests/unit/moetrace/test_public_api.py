@@ -198,7 +198,7 @@ def test_shutdown_twice_is_shutdown_once() -> None:
 def test_with_a_collector_that_never_answers_every_step_is_accounted_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The model runs on, each sampled step is dropped for a reason; one line at once, one with the sum at the end."""
+    """The model runs on, each sampled step is dropped for a reason; a line at once, and one at the end."""
     hole, model = Blackhole(), layer()
     tracer = moetrace.init(
         run_id="r", endpoint=hole.endpoint, export_timeout_s=0.2, queue_steps=20, buffers=4
