@@ -176,6 +176,30 @@ def test_before_and_after_are_compared(running: CollectorProcess, capsys: pytest
     assert "step_p95 ms" in out
 
 
+def test_a_verdict_is_written_into_the_ledger(
+    running: CollectorProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Through the running collector as a row of event judged; the same comparison again adds none."""
+    arguments = ("placement", "compare", "--url", running.http_address, "--run", "moved", "--record")
+    before = len(query(running, "SELECT sequence FROM placement_ledger WHERE run_id = 'moved'"))
+    for _ in range(2):
+        assert main([*arguments, "--json"]) == 1
+        said = capsys.readouterr()
+        assert f"row {before} of the ledger of run moved: regressed" in said.err
+    _, listed = document(
+        capsys, "placement_ledger.schema.json", "placement", "list", "--url", running.http_address
+    )
+    assert len(listed["rows"]) == before + 1
+    row = listed["rows"][-1]
+    assert (row["event"], row["version"], row["verdict"], row["rollback_version"]) == (
+        "judged", 2, "regressed", 1,
+    )  # fmt: skip
+    assert row["document"] == json.loads(said.out)
+    assert command(capsys, "placement", "verify", "--url", running.http_address)[0] == 0
+    assert main([*arguments, "--pool", "0", "--against", "1"]) == 2
+    assert "a verdict belongs to a placement version" in capsys.readouterr().err
+
+
 def test_serving_records_are_assigned_to_epochs(
     running: CollectorProcess, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -273,7 +297,7 @@ def test_a_replay_is_recorded_and_scored_in_the_shadow(
     )  # fmt: skip
     assert (code, found["steps"]) == (0, 50)
     # What ran is what was announced, not experts in order.
-    assert not any("today's placement" in assumed for assumed in found["assumptions"])
+    assert any("today's placement is version 2 of the ledger" in told for told in found["assumptions"])
     assert sum(found["today"]["rank_loads"][0]) == pytest.approx(sum(found["proposed"]["rank_loads"][0]))
     code, out = command(
         capsys, "placement", "record", str(path), "--planner", "eplb", "--url", running.http_address,
@@ -283,6 +307,36 @@ def test_a_replay_is_recorded_and_scored_in_the_shadow(
     assert (code, row["run_id"], row["policy_version"]) == (0, "moved", "moetrace-replay/eplb")
     assert row["copied_bytes"] == row["experts_copied"] * 1_000_000
     assert row["replicas_added"] == 8
+
+
+def test_loads_of_two_epochs_are_never_summed(
+    running: CollectorProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The newest epoch is read and says so in one line; --epoch reads another, under its own mapping."""
+    arguments = ("load", "--run", "moved", "--url", running.http_address)
+    _, newest = document(capsys, "load_result.schema.json", *arguments)
+    assert (newest["placement_version"], newest["steps"]) == (2, STEPS - CHANGED_AT)
+    (line,) = [told for told in newest["warnings"] if "figures are of version" in told]
+    assert line == (
+        "the run had placement versions 1, 2: figures are of version 2 alone, the newest with counts "
+        "(--epoch for another)"
+    )
+    _, first = document(capsys, "load_result.schema.json", *arguments, "--epoch", "1")
+    assert first["placement_version"] == 1
+    assert 0 < first["steps"] <= CHANGED_AT
+    assert any("where version 1 of the ledger has them" in told for told in first["warnings"])
+    _, replayed = document(
+        capsys, "replay_result.schema.json", "replay", "--run", "moved", "--url", running.http_address
+    )
+    assert replayed["placement_version"] == 2
+    assert replayed["costs"]["expert_bytes"] == 1000
+    assert (
+        "today's placement is version 2 of the ledger (else tell it with --placement)"
+        in (replayed["assumptions"])
+    )
+    assert any("as the ledger says" in told for told in replayed["assumptions"])
+    assert main([*arguments, "--epoch", "7"]) == 2
+    assert "--epoch 7: run moved has no step under it: versions are 1, 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -358,6 +412,23 @@ def test_counts_of_slots_are_stored_as_counts_of_experts(tmp_path: Path) -> None
         warnings = json.loads(done.stdout)["warnings"]
         assert any("8 under version 1, 8 under version 2, 12 under version 9" in text for text in warnings)
         assert process.terminate() == 0
+
+
+def test_without_a_collector_a_verdict_is_written_itself(tmp_path: Path) -> None:
+    """Also of a version whose map nobody announced, and once only."""
+    directory = tmp_path / "run"
+    with collector(directory) as process:
+        for step in range(8):
+            ranks = [replace(rank, placement_version=1 + step // 4) for rank in RUN.step(step)]
+            assert process.post(request(ranks).SerializeToString()).status == 200
+        assert process.terminate() == 0
+    for _ in range(2):
+        done = moetrace("placement", "compare", "--dir", str(directory), "--settle", "0", "--record")
+        assert done.returncode == 3, done.stderr
+        assert "of the ledger of run moved: not enough evidence" in done.stderr
+    listed = json.loads(moetrace("placement", "list", "--dir", str(directory), "--json").stdout)["rows"]
+    assert [row["event"] for row in listed] == ["applied", "applied", "judged"]
+    assert moetrace("placement", "verify", "--dir", str(directory)).returncode == 0
 
 
 def test_without_a_collector_the_store_is_written_to_itself(tmp_path: Path) -> None:

@@ -33,6 +33,9 @@ HEAD = f"{_FROM} ORDER BY sequence DESC LIMIT 1"
 OF_VERSION = (
     f"{_FROM} AND l.version = {{version:UInt32}} AND l.event IN ('announced', 'proposed') ORDER BY sequence"
 )
+JUDGED_OF_VERSION = (
+    f"{_FROM} AND l.version = {{version:UInt32}} AND l.event = 'judged' ORDER BY sequence DESC"
+)
 NEWEST_MAPPINGS = f"{_FROM} AND l.event = 'announced' ORDER BY sequence DESC LIMIT {MAX_MAPPINGS}"
 NEWEST_APPLIED = f"{_FROM} AND l.event = 'applied' ORDER BY sequence DESC LIMIT 1"
 RUNS = """

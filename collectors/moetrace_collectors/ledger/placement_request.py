@@ -59,6 +59,7 @@ def placement_request(
         attributes.PLACEMENT_WEIGHTS: (
             canonical_json(dict(terms.weight_digests)).decode() if terms.weight_digests else None
         ),
+        attributes.PLACEMENT_COMPARISON: report.comparison or None,
     }
     trace = identity.trace_id(report.run_id, report.step)
     span = Span(

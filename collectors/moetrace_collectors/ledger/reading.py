@@ -44,19 +44,17 @@ def read_ledger(store: Store, run_id: str) -> list[LedgerRow]:
     return [names.ledger_row(row) for row in store.rows(names.ALL_ROWS, {"run": run_id})]
 
 
-def mapping_in_force(store: Store, run_id: str) -> PlacementMap | None:
-    """The mapping that the newest steps of a run ran under, as it was announced; None where none was."""
-    values = {"run": run_id}
-    applied = store.rows(names.NEWEST_APPLIED, values)
-    if not applied:
-        return None
-    version = names.ledger_row(applied[0]).version
+def announced(store: Store, run_id: str, version: int) -> tuple[PlacementMap | None, int | None]:
+    """Mapping and bytes of an expert as they were announced of a version; None for what was not."""
     found: PlacementMap | None = None
-    for row in store.rows(names.OF_VERSION, {**values, "version": version}):
+    expert_bytes: int | None = None
+    for row in store.rows(names.OF_VERSION, {"run": run_id, "version": version}):
         told = names.ledger_row(row)
         if told.event == PlacementEvent.ANNOUNCED:
             found = overlay(found, mapping_of(told))
-    return found
+            size = json.loads(told.document).get("memory", {}).get("expert_bytes")
+            expert_bytes = expert_bytes if size is None else int(size)
+    return found, expert_bytes
 
 
 def row_document(row: LedgerRow, *, with_mapping: bool) -> dict[str, Any]:

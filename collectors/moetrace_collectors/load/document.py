@@ -50,6 +50,7 @@ def _view(analysis: LoadAnalysis, hot_experts: int) -> dict[str, Any]:
         "steps": int(series.steps_in_entry.sum()),
         "experts": int(series.loads.shape[2]),
         "top_k": series.top_k,
+        "placement_version": series.placement_version,
         "ranks": None if analysis.rank_loads is None else int(analysis.rank_loads.shape[2]),
         "nodes": analysis.num_nodes,
         "rank_loads_from": analysis.rank_basis,
