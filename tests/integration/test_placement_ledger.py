@@ -22,6 +22,7 @@ from ledger_builders import EVEN, SWAPPED, placement_span, report
 from moetrace_collectors.cli import main
 from moetrace_collectors.model import ExpertCounts, RankStep
 from moetrace_collectors.testing import SyntheticRun, request
+from moetrace_dashboards.queries.sql import PLACEMENT_EPOCHS
 from moetrace_schemas.enums import COUNT_KIND_CODE, CountKind
 
 from .collector_process import CollectorProcess, collector, moetrace
@@ -176,28 +177,15 @@ def test_before_and_after_are_compared(running: CollectorProcess, capsys: pytest
     assert "step_p95 ms" in out
 
 
-def test_a_verdict_is_written_into_the_ledger(
-    running: CollectorProcess, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Through the running collector as a row of event judged; the same comparison again adds none."""
-    arguments = ("placement", "compare", "--url", running.http_address, "--run", "moved", "--record")
-    before = len(query(running, "SELECT sequence FROM placement_ledger WHERE run_id = 'moved'"))
-    for _ in range(2):
-        assert main([*arguments, "--json"]) == 1
-        said = capsys.readouterr()
-        assert f"row {before} of the ledger of run moved: regressed" in said.err
-    _, listed = document(
-        capsys, "placement_ledger.schema.json", "placement", "list", "--url", running.http_address
-    )
-    assert len(listed["rows"]) == before + 1
-    row = listed["rows"][-1]
-    assert (row["event"], row["version"], row["verdict"], row["rollback_version"]) == (
-        "judged", 2, "regressed", 1,
-    )  # fmt: skip
-    assert row["document"] == json.loads(said.out)
-    assert command(capsys, "placement", "verify", "--url", running.http_address)[0] == 0
-    assert main([*arguments, "--pool", "0", "--against", "1"]) == 2
-    assert "a verdict belongs to a placement version" in capsys.readouterr().err
+def test_an_annotation_has_what_it_needs_from_the_ledger(running: CollectorProcess) -> None:
+    """What a push of dashboards asks for: copies and replicas of the change, and the verdict's sentence."""
+    found = {row["placement"]: row for row in query(running, PLACEMENT_EPOCHS) if row["run_id"] == "moved"}
+    assert [int(row["is_announced"]) for row in found.values()] == [1, 1]
+    assert (found[1]["experts_copied"], found[1]["sentence"]) == (None, "")
+    second = found[2]
+    assert (second["before"], second["experts_copied"], second["copied_bytes"]) == (1, 2, 2000)
+    assert second["replicas_added"] == 0
+    assert second["sentence"].startswith("regressed -> roll back to version 1")
 
 
 def test_serving_records_are_assigned_to_epochs(
@@ -372,6 +360,30 @@ def test_metrics_tell_what_happened(running: CollectorProcess) -> None:
     assert running.metric("moetrace_placement_copied_bytes_total") == 2000
     assert running.metric("moetrace_placement_rollback_version") == 1
     assert running.metric("moetrace_placement_verdicts_total") == 1
+
+
+def test_a_verdict_is_written_into_the_ledger(
+    running: CollectorProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Through the running collector as a row of event judged; the same comparison again adds none."""
+    arguments = ("placement", "compare", "--url", running.http_address, "--run", "moved", "--record")
+    before = len(query(running, "SELECT sequence FROM placement_ledger WHERE run_id = 'moved'"))
+    for _ in range(2):
+        assert main([*arguments, "--json"]) == 1
+        said = capsys.readouterr()
+        assert f"row {before} of the ledger of run moved: regressed" in said.err
+    _, listed = document(
+        capsys, "placement_ledger.schema.json", "placement", "list", "--url", running.http_address
+    )
+    assert len(listed["rows"]) == before + 1
+    row = listed["rows"][-1]
+    assert (row["event"], row["version"], row["verdict"], row["rollback_version"]) == (
+        "judged", 2, "regressed", 1,
+    )  # fmt: skip
+    assert row["document"] == json.loads(said.out)
+    assert command(capsys, "placement", "verify", "--url", running.http_address)[0] == 0
+    assert main([*arguments, "--pool", "0", "--against", "1"]) == 2
+    assert "a verdict belongs to a placement version" in capsys.readouterr().err
 
 
 def test_counts_of_slots_are_stored_as_counts_of_experts(tmp_path: Path) -> None:
