@@ -99,10 +99,10 @@ def _report(arguments: argparse.Namespace, record: object, store: Store) -> Plac
 
 
 def _next_version(store: Store, run_id: str) -> int:
-    from moetrace_collectors.ledger.reading import read_ledger
+    from moetrace_collectors.ledger.reading import count_rows
     from moetrace_collectors.ledger.store_samples import read_epochs
 
-    used = [row.version for row in read_ledger(store, run_id)]
+    used = [count_rows(store, run_id)[1]]
     used += [epoch.version for epoch in read_epochs(store, run_id)]
     return 1 + max(used, default=0)
 

@@ -195,4 +195,4 @@ LEFT JOIN (SELECT run_id, version, countIf(event = 'announced') AS announced,
            FROM moetrace.placement_ledger
            GROUP BY run_id, version) AS l ON l.run_id = e.run_id AND l.version = e.placement
 ORDER BY run_id, time_ms"""
-"""For annotations that a push makes; no variables. Stages of a pipeline announce one by one: their copies add."""
+"""For annotations that a push makes; no variables. Stages of a pipeline announce apart: their copies add."""
