@@ -78,7 +78,9 @@ def make_case(
         )
     if today is None:
         today = _announced(series, num_ranks, assumptions, warnings)
-    coactivation = series.coactivation if coactivation is None else coactivation
+    if coactivation is None and series.coactivation is not None and request.copies != Copies.PAIR:
+        coactivation = series.coactivation
+        assumptions.append("experts share tokens as the ranks' samples of this run say (else give --routes)")
     num_slots = request.num_slots or (today.num_slots if today is not None else num_experts)
     check_slots(num_slots=num_slots, num_experts=num_experts, num_ranks=num_ranks)
     if today is not None:

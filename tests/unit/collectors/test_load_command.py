@@ -233,6 +233,23 @@ def test_a_recommendation_from_the_store(store: Path) -> None:
     assert not any("per row" in assumption for assumption in document["assumptions"])
 
 
+def test_planning_uses_the_pairs_that_ranks_sampled(store: Path) -> None:
+    """Stored co-activation stands for routes in a file; one copy per pair has no use for it."""
+    told = ("replay", "--dir", str(store), "--slots", "24", "--top-k", "2")
+    sampled = "experts share tokens as the ranks' samples of this run say (else give --routes)"
+    document = moetrace(*told)
+    assert document["costs"]["coactivation"]
+    assert sampled in document["assumptions"]
+    alone = moetrace(*told, "--copies", "pair")
+    assert not alone["costs"]["coactivation"]
+    assert sampled not in alone["assumptions"]
+    # Without a top-k a copy per pair is all that is known, and that is said.
+    unknown = moetrace(*told[:-2])
+    assert not unknown["costs"]["coactivation"]
+    assert any("give --top-k" in warning for warning in unknown["warnings"])
+    assert document["placement_version"] == 0
+
+
 def test_pairs_of_experts_from_the_store(store: Path) -> None:
     """What ranks sampled stands for routes in a file; warm-up steps are left out, layers had their turns."""
     coactivation = moetrace("load", "--dir", str(store), "--run", "simulated")["coactivation"]
