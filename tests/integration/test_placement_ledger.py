@@ -423,6 +423,13 @@ def test_counts_of_slots_are_stored_as_counts_of_experts(tmp_path: Path) -> None
         assert done.returncode == 0, done.stderr
         warnings = json.loads(done.stdout)["warnings"]
         assert any("8 under version 1, 8 under version 2, 12 under version 9" in text for text in warnings)
+        # Version 1 came back after version 2: both of its stays are read, and nothing between them.
+        first = json.loads(
+            moetrace("load", "--run", "slots", "--url", process.http_address, "--epoch", "1", "--json").stdout
+        )
+        assert (first["placement_version"], first["steps"], first["experts"]) == (1, 2, 8)
+        assert first["layers"][0]["tokens"] == 2 * slots.sum()
+        assert first["layers"][0]["hot_experts"][0] == {"expert": 0, "tokens": 24, "share": 24 / 38}
         assert process.terminate() == 0
 
 
