@@ -145,7 +145,7 @@ class RankStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementReport:
-    """A placement as a rank announced it, or a planner proposed it; decoded and validated."""
+    """A placement as a rank announced it, a planner proposed it or a person judged it; validated."""
 
     run_id: str
     version: int
@@ -153,10 +153,12 @@ class PlacementReport:
     """First step under it; 0 where it is only proposed."""
     rank: int
     event: PlacementEvent
-    """ANNOUNCED or PROPOSED."""
+    """ANNOUNCED, PROPOSED or JUDGED."""
     mapping: PlacementMap
     terms: PlacementTerms
     host_name: str = ""
+    comparison: str = ""
+    """Canonical JSON of the comparison; with JUDGED only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,13 +108,13 @@ PLACEMENT = Layout(
 
 
 VIOLATIONS = Layout(
-    kind=4,
+    kind=5,
     columns=(Column("layer", "h"), Column("violation", "B"), Column("count", "I")),
 )
 """Routing violations of a checked step: one row per (layer, violation)."""
 
 COACTIVATION = Layout(
-    kind=5,
+    kind=6,
     columns=(
         Column("layer", "h"),
         Column("span", "B"),
@@ -127,7 +127,7 @@ COACTIVATION = Layout(
 
 
 WAITS = Layout(
-    kind=6,
+    kind=7,
     columns=(Column("phase", "B"), Column("length", "I")),
     lengths="length",
 )
