@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from integration.collector_process import CollectorProcess, collector
 from moetrace_collectors.testing import SyntheticRun, request
@@ -150,8 +150,33 @@ def test_heat_map_cell_equals_the_store_in_each_mode(open_page: OpenPage, sql: S
     y = box["y"] + box["height"] * 1.5 / LAYERS
     page.mouse.move(x - 3, y)
     page.mouse.move(x, y)
-    expect(page.locator("#experts .hovertext")).to_contain_text(f"layer 1, expert 1: {prefill:,}")
+    expect(page.locator("#tip")).to_contain_text(f"layer 1, expert 1: {prefill:,}")
     picture(page, "load")
+
+
+@pytest.mark.parametrize("view", ["load", "traffic"])
+def test_words_and_tables_do_not_wait_for_the_drawing(open_page: OpenPage, view: str) -> None:
+    """Heading and figures are on the screen, and cells can be read, while plotly is still on its way."""
+    page = open_page("?run=page")
+    held: list[Route] = []
+    let_through: list[bool] = []
+    page.route(
+        "**/plotly.min.js", lambda route: route.continue_() if let_through else held.append(route)
+    )
+    page.locator("a.tab", has_text=view.capitalize()).click()
+    expect(page.locator("main h1")).to_contain_text({"load": "is hottest", "traffic": "sent most"}[view])
+    figure = page.locator({"load": "#experts", "traffic": "#traffic"}[view])
+    figure.focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(f"{'#experts' if view == 'load' else '#traffic'}-said")).to_contain_text(": ")
+    if view == "load":
+        expect(page.get_by_role("table", name="Figures per layer")).to_be_visible()
+    assert page.locator(".js-plotly-plot").count() == 0
+    let_through.append(True)
+    for route in held:
+        route.continue_()
+    ready(page)
+    assert page.locator(".js-plotly-plot").count() > 0
 
 
 def test_traffic_cell_equals_the_store(open_page: OpenPage, sql: Sql) -> None:

@@ -2,7 +2,7 @@
 import { ask } from "./api.js";
 import { choice, el, message, note, refill, section, table } from "./dom.js";
 import { stepRange, whole } from "./format.js";
-import { heatMap, plotly } from "./heat.js";
+import { fetchPlotly, heatMap } from "./heat.js";
 import { go } from "./state.js";
 
 export const title = (place) => `moetrace: load of ${place.run}`;
@@ -10,7 +10,7 @@ export const SPANS = [["1", "newest step"], ["20", "newest 20"], ["200", "newest
 let parts = null;
 
 export async function show(main, place, { signal, isNew }) {
-  plotly().catch(() => { /* said where it is missed */ }); // while the collector sums
+  fetchPlotly(); // while the collector sums
   const data = await ask("loads", { run: place.run, mode: place.mode, steps: place.steps }, signal);
   if (!data.forward_mode || (!data.experts && !data.ranks)) {
     parts = null;
