@@ -165,8 +165,12 @@ def read_timeline(store: Store, run_id: str, step: int, *, lanes: Sequence[int] 
     return lay_out(detail, critical_rank=row.suspect.rank if row.suspect else None)
 
 
-def read_loads(store: Store, run_id: str, *, mode: ForwardMode | None, num_steps: int) -> LoadSums | None:
+def read_loads(
+    store: Store, run_id: str, *, mode: ForwardMode | None, cohort: str = "", num_steps: int
+) -> LoadSums | None:
     """Loads over the newest steps of a forward mode (None: the one with the newest step).
+
+    A cohort narrows them to its own rows, of those of these steps that hold any.
 
     None where the run has no step outside warm-up.
     """
@@ -174,15 +178,21 @@ def read_loads(store: Store, run_id: str, *, mode: ForwardMode | None, num_steps
     if chosen is None:
         return None
     steps = _newest_steps(store, run_id, chosen, num_steps, queries.LOAD_ROWS)
-    view = LoadView(forward_mode=chosen, cohort=None)
+    if cohort:
+        in_cohort = store.rows(queries.COHORT_STEPS, {"run": run_id, "steps": steps, "cohort": cohort})
+        steps = sorted(int(row["step"]) for row in in_cohort)
+    view = LoadView(forward_mode=chosen, cohort=cohort or None)
+    asked: Parameters = {"run": run_id, "steps": steps, "mode": str(chosen), "cohort": cohort}
     matrices = {
-        column: _load_matrix(store, {"run": run_id, "steps": steps, "mode": str(chosen)}, column, view)
+        column: _load_matrix(store, asked, column, view)
         for column in queries.LOADS
     }
     experts, ranks = matrices["expert"], matrices["rank"]
     return LoadSums(
         forward_modes=modes,
         forward_mode=chosen,
+        cohorts=_words(store.rows(queries.COHORTS, {"run": run_id})[0]["cohorts"]),
+        cohort=cohort,
         steps=tuple(steps),
         experts=experts,
         ranks=ranks,

@@ -2,6 +2,7 @@
 import { ask } from "./api.js";
 import { badge, el, phaseName, refill, table } from "./dom.js";
 import { clockShort, count, duration, layerCell, percent, whole } from "./format.js";
+import { epochState, epochText, epochsByRow } from "./epochs.js";
 import { rowKeys } from "./row_keys.js";
 import { go, runPlace, state } from "./state.js";
 
@@ -99,21 +100,24 @@ function fillList(place, data) {
     return;
   }
   const longest = Math.max(...data.rows.map((row) => row.step_ns));
-  const rows = data.rows.map((row, index) => stepRow(place, row, longest, index));
+  const begun = epochsByRow(data.rows, data.epochs);
+  const rows = data.rows.map((row, index) => stepRow(place, row, longest, index, begun.get(row.step) || []));
   const listed = table(["#Step", "UTC", "Mode", "#Length", "", "Evidence", "#Rank", "Phase", "#Layer", "Cause", "#Worth", "#Share"], rows, { id: "step-table", "aria-label": "Steps. Up and down move, Enter opens." });
   listed.querySelectorAll("thead th").forEach((head, index) => head.classList.add(COLUMNS[index]));
   rowKeys(listed);
   refill(parts.list, listed, pager(place, data));
 }
 
-function stepRow(place, row, longest, index) {
+function stepRow(place, row, longest, index, epochs) {
   const href = runPlace(place.run, { view: "step", step: row.step });
   const { suspect } = row;
   const named = suspect && row.evidence !== "insufficient";
   const cost = named ? Math.min(1, suspect.worth_ns / row.step_ns) : 0;
   const open = (event) => { event.preventDefault(); event.stopPropagation(); go({ run: place.run, view: "step", step: row.step }, { keep: false }); };
   return el("tr", { tabindex: index ? -1 : 0, "data-key": `step ${row.step}`, "data-href": href, class: row.warmup ? "warm-up" : null },
-    el("td", { class: "number" }, el("a", { href, tabindex: -1, onclick: open }, `${row.step}`)),
+    el("td", { class: "number" }, el("a", { href, tabindex: -1, onclick: open }, `${row.step}`),
+      epochs.map((epoch) => el("span", { class: "epoch-mark", "data-tip": `Placement epoch ${epoch.version} from step ${epoch.step}: ${epochText(epoch)}` },
+        `epoch ${epoch.version} from ${epoch.step} `, epoch.verdict ? epochState(epoch) : null))),
     el("td", { class: "time" }, clockShort(row.start_unix_ms)),
     el("td", { class: "mode" }, row.forward_mode, row.warmup ? " (warm-up)" : ""),
     el("td", { class: "number" }, duration(row.step_ns)),
