@@ -170,7 +170,7 @@ def fill(path: Path, *, ranks: int, layers: int, experts: int, steps: int) -> No
     sink = ClickHouseSink(
         client,
         database="moetrace",
-        batch_bytes=1 << 28,
+        batch_bytes=1 << 26,
         batch_interval_ns=1 << 62,
         clock_ns=time.monotonic_ns,
         on_stored=lambda table, rows: None,

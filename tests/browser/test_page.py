@@ -226,7 +226,7 @@ def test_placement_epochs_are_listed_and_marked_on_the_steps(open_page: OpenPage
     expect(marks).to_have_count(1)
     marked = page.locator("#step-table tbody tr", has=page.locator(".epoch-mark"))
     assert marked.get_attribute("data-key") == f"step {STEPS + 4}"
-    expect(marked).to_contain_text(f"epoch 2 from {STEPS + 4} accepted")
+    expect(marked).to_contain_text(f"accepted epoch 2 from {STEPS + 4}")
     picture(page, "steps-epoch")
 
 
