@@ -162,9 +162,7 @@ def test_words_and_tables_do_not_wait_for_the_drawing(open_page: OpenPage, view:
     page = open_page("?run=page")
     held: list[Route] = []
     let_through: list[bool] = []
-    page.route(
-        "**/plotly.min.js", lambda route: route.continue_() if let_through else held.append(route)
-    )
+    page.route("**/plotly.min.js", lambda route: route.continue_() if let_through else held.append(route))
     page.locator("a.tab", has_text=view.capitalize()).click()
     expect(page.locator("main h1")).to_contain_text({"load": "is hottest", "traffic": "sent most"}[view])
     figure = page.locator({"load": "#experts", "traffic": "#traffic"}[view])

@@ -74,7 +74,9 @@ def test_every_endpoint_is_published() -> None:
         resources.files("moetrace_schemas.json").joinpath("page_api.schema.json").read_text()
     )["$defs"]
     assert (
-        set(served) == set(ENDPOINTS) == set(published) - {"error", "suspect", "run", "step_entry", "matrix", "notice", "epoch"}
+        set(served)
+        == set(ENDPOINTS)
+        == set(published) - {"error", "suspect", "run", "step_entry", "matrix", "notice", "epoch"}
     )
 
 
@@ -143,7 +145,7 @@ def test_loads_and_traffic_equal_the_store(server: CollectorProcess) -> None:
 
 
 def test_a_cohort_is_summed_alone_and_all_of_them_make_the_whole(server: CollectorProcess) -> None:
-    """Each cohort equals its rows in the store over the steps that the answer names; an unknown one is empty."""
+    """Each cohort equals its rows in the store over the steps that are named; an unknown one is empty."""
     sums = {}
     for cohort in ("", "chat", "batch"):
         loads = document(server, "loads", f"run=page&mode=decode&steps=4&cohort={cohort}")

@@ -183,10 +183,7 @@ def read_loads(
         steps = sorted(int(row["step"]) for row in in_cohort)
     view = LoadView(forward_mode=chosen, cohort=cohort or None)
     asked: Parameters = {"run": run_id, "steps": steps, "mode": str(chosen), "cohort": cohort}
-    matrices = {
-        column: _load_matrix(store, asked, column, view)
-        for column in queries.LOADS
-    }
+    matrices = {column: _load_matrix(store, asked, column, view) for column in queries.LOADS}
     experts, ranks = matrices["expert"], matrices["rank"]
     return LoadSums(
         forward_modes=modes,

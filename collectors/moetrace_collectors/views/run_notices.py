@@ -21,7 +21,8 @@ MAX_COVERAGE_ROWS = 200_000
 """Rank steps whose coverage is looked at."""
 
 VIOLATIONS = """
-SELECT toString(violation) AS violation, sum(count) AS total, uniqExact(step) AS num_steps, max(step) AS newest
+SELECT
+    toString(violation) AS violation, sum(count) AS total, uniqExact(step) AS num_steps, max(step) AS newest
 FROM {database:Identifier}.routing_violations FINAL
 WHERE run_id = {run:String}
 GROUP BY violation ORDER BY total DESC, violation
@@ -34,7 +35,8 @@ ORDER BY step DESC, layer, rank LIMIT 1000
 _PARTLY_SEEN = "run_id = {run:String} AND step >= {first_step:UInt64} AND seen_sites < expected_sites"
 COVERAGE = f"""
 SELECT
-    count() AS num_rank_steps, uniqExact(rank) AS num_ranks, argMin(rank, seen_sites / expected_sites) AS lowest_rank,
+    count() AS num_rank_steps, uniqExact(rank) AS num_ranks,
+    argMin(rank, seen_sites / expected_sites) AS lowest_rank,
     argMin(seen_sites, seen_sites / expected_sites) AS lowest_seen,
     argMin(expected_sites, seen_sites / expected_sites) AS lowest_expected
 FROM {{database:Identifier}}.rank_steps FINAL
@@ -100,7 +102,10 @@ def read_notices(store: Store, run_id: str, *, first_step: int) -> tuple[Notice,
     notices = []
     found = store.rows(VIOLATIONS, run)
     if found:
-        parts = [f"{row['violation']} {int(row['total']):,} in {count(int(row['num_steps']), 'step')}" for row in found]
+        parts = [
+            f"{row['violation']} {int(row['total']):,} in {count(int(row['num_steps']), 'step')}"
+            for row in found
+        ]
         newest = max(int(row["newest"]) for row in found)
         notices.append(
             Notice(
@@ -118,8 +123,8 @@ def read_notices(store: Store, run_id: str, *, first_step: int) -> tuple[Notice,
                 text=(
                     f"Wrapped calls were missed in {count(int(seen['num_rank_steps']), 'rank step')} of "
                     f"{count(int(seen['num_ranks']), 'rank')} since step {first_step}: at the least, rank "
-                    f"{seen['lowest_rank']} saw {seen['lowest_seen']} of {seen['lowest_expected']} sites. Figures of "
-                    "such steps leave out what was not seen."
+                    f"{seen['lowest_rank']} saw {seen['lowest_seen']} of {seen['lowest_expected']} sites. "
+                    "Figures of such steps leave out what was not seen."
                 ),
                 sql=COVERAGE_ROWS.strip(),
                 parameters={"run": run_id, "first_step": str(first_step)},

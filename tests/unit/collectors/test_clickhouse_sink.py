@@ -208,7 +208,7 @@ def test_retries_end_when_told() -> None:
 
 
 def test_a_step_larger_than_a_batch_is_written_in_pieces() -> None:
-    """Rows of a wide step go to the store some ranks at a time, each once, and its verdict behind all of them.
+    """Rows of a wide step go to the store some ranks at a time, each once, its verdict behind all of them.
 
     An error in between neither loses nor repeats a row.
     """
