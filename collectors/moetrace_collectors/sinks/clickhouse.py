@@ -2,8 +2,8 @@
 
 A flush turns the buffer into rows, a batch's worth at a time, and keeps those until each table has
 taken its own, so that an error in the middle neither loses nor repeats a table, and a step of many
-ranks, whose rows take ten times its memory, never lies in memory as rows all at once. Repeats across flushes (a sender's retry) carry
-the same keys and replace each other in the store.
+ranks, whose rows take ten times its memory, never lies in memory as rows all at once. Repeats across
+flushes (a sender's retry) carry the same keys and replace each other in the store.
 """
 
 from __future__ import annotations
