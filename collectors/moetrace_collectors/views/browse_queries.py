@@ -213,5 +213,6 @@ GROUP BY source, destination
 """
 
 TRAFFIC_RANKS = f"""
-SELECT max(rank) AS last_rank FROM {{database:Identifier}}.rank_steps WHERE {_CHOSEN}
+SELECT max(rank) AS last_rank, count() AS num_rank_steps
+FROM {{database:Identifier}}.rank_steps WHERE {_CHOSEN}
 """
