@@ -8,7 +8,7 @@ The second run under an id is kept apart as `<run id>:2`, the third as `<run id>
 
 A resend carries the very start time of the first sending; a step that was executed again starts later.
 That is all that is compared, and only against starts of the same step or of the run's end, so clocks of
-different ranks may differ by less than the time between two runs. schemas/decisions/0051 says why not more.
+different ranks may differ by less than the time between two runs. schemas/decisions/0012 says why not more.
 """
 
 from __future__ import annotations
