@@ -21,6 +21,7 @@ LOWEST = {
     "queue_steps": 1,
     "warmup_steps": 0,
     "check_steps": 0,
+    "graph_layers": 1,
     "coactivation_steps": 0,
     "coactivation_layers": 1,
     "spool_max_bytes": 2**20,
@@ -77,12 +78,21 @@ class Config:
     check_steps: int = 20
     """Every so many recorded steps, and in the first, routing is checked (duplicates, weights, what experts
     were called with); 0 never."""
+    check_graphs: bool = False
+    """Whether graphs that are captured hold the checks of routing too: they then run in every replay,
+    recorded or not (a sort of the ids and sums of the weights per layer), and are told in checked steps."""
+    graph_layers: int = 1
+    """Every n-th MoE layer is told apart by phase in captured graphs, so that these hold fewer events; the
+    others show as `fused`. `coverage()` names the layers."""
     coactivation_steps: int = 0
     """Every so many recorded steps, and in the first, pairs of experts that serve the same token are counted;
     0 never."""
     coactivation_layers: int = 4
     """Layers that are counted at once, the next ones in the next such step. Each needs 8 bytes x E x E; all
     together 64 MiB at the most."""
+    wait_stats: bool = False
+    """DeepEP's low-latency kernels are given tensors to sum their waits per rank in, where the caller gave
+    them none."""
     kernels: bool = False
     """Wrapped calls can name their kernels to CUPTI, for `Tracer.kernels`."""
     nvtx: bool = False

@@ -81,6 +81,8 @@ class FakeDevice:
         self.current_stream = 7
         self.one_queue = False
         self.graph_events = True
+        self.graph_event_ns = 0
+        """Device time that an event of a graph takes in every replay."""
         self.graph_class: Any = None
         self.captured: list[int | FakeEvent] = []
         """What the graph being captured will do: work in ns, and events to record."""
@@ -110,6 +112,7 @@ class FakeDevice:
         for item in captured:
             if isinstance(item, FakeEvent):
                 item.at_ns = self.enqueued_ns
+                self.enqueued_ns += self.graph_event_ns
             else:
                 self.enqueued_ns += item
 

@@ -6,6 +6,7 @@ elsewhere.
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 import sys
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from moetrace.instrument.routing import StepCounter
     from moetrace.record.count_sites import CountSite
 
+logger = logging.getLogger("moetrace")
 _HIGHEST_STEP = 2**63 - 1
 """The wire's step index is an int64."""
 _HIGHEST_MICROBATCH = 65_535
@@ -149,7 +151,15 @@ class Tracer:
             recorded_steps=self._coverage.steps,
             expected_sites=len(self._expected_sites),
             silent=tuple(silent),
+            graph_layers=self._graph_layers(),
         )
+
+    def _graph_layers(self) -> tuple[int, ...]:
+        if self.config.graph_layers == 1:
+            return ()
+        from moetrace.instrument.graphs import told_apart
+
+        return told_apart(self.sites.sites, self.config.graph_layers)
 
     def _expected_names(self) -> set[str]:
         return {self.sites.sites[number].name for number in self._expected_sites}
@@ -450,7 +460,8 @@ class Tracer:
         """Stop recording, send what is recorded, restore every callable. Returns within the deadline.
 
         Returns:
-            True when everything was delivered; False when something was dropped (and counted).
+            True when every recorded step was delivered; False, with one warning that says why, when some
+            were dropped at any time.
         """
         if self.closed:
             return True
@@ -462,7 +473,15 @@ class Tracer:
         delivered = self.drain.stop(self.config.shutdown_timeout_s if timeout_s is None else timeout_s)
         # Last: while the drain thread asks for events, captures must keep it out.
         self._graph_patches.restore()
-        return delivered and not aborted
+        dropped = self.metrics.dropped
+        if dropped.total():
+            logger.warning(
+                "moetrace: %d of %d recorded steps were not delivered: %s",
+                dropped.total(),
+                self.metrics.steps_sampled,
+                ", ".join(f"{reason} {number}" for reason, number in sorted(dropped.items())),
+            )
+        return delivered and not aborted and not dropped.total()
 
     def disable_in_child(self) -> None:
         """A forked child has no drain thread: it records nothing, and its model runs on untouched."""

@@ -2,7 +2,9 @@
 
 One simulated run, `page`: STEPS steps of prefill, then STEPS of decode, the first two of each being warm-up.
 In prefill one rank is slow in the experts of one layer in every second step; in decode a rank is late
-between MoE layers, and experts 0 and 1 are four times as popular as the others.
+between MoE layers, and experts 0 and 1 are four times as popular as the others. Odd steps of decode are of
+cohort `batch`, even ones of `chat`. In the newest step rank 0 contradicts itself and rank 1 misses a wrapped
+call. The ledger knows two epochs: 2 was applied and accepted, 3 is announced.
 """
 
 from __future__ import annotations
@@ -15,12 +17,25 @@ from pathlib import Path
 
 import numpy as np
 
-from moetrace_collectors.model import JoinedStep
+from moetrace_collectors.ledger.chain import LedgerRow, append
+from moetrace_collectors.model import JoinedStep, RankStep, ViolationCount
 from moetrace_collectors.simulate import START_UNIX_NS, Injection, Noise, SimulatedRun, simulate
-from moetrace_schemas.enums import Cause, ForwardMode, Phase
+from moetrace_schemas.enums import (
+    ROUTING_VIOLATION_CODE,
+    Cause,
+    ForwardMode,
+    Phase,
+    PlacementEvent,
+    RoutingViolation,
+)
 
 RUN_ID = "page"
 WARMUP_STEPS = 2
+COHORTS = ("chat", "batch")
+"""Of decode steps in turn."""
+VIOLATIONS = 3
+SEEN_SITES, EXPECTED_SITES = 7, 8
+"""Of the rank that misses a call."""
 MAX_GROUP = 64
 """Ranks per expert-parallel group at most."""
 
@@ -91,12 +106,58 @@ def joined_steps(*, ranks: int, layers: int, experts: int, steps: int) -> Iterat
                 for rank_step in simulated.joined.rank_steps
             )
             ends = max(ends, *(step.start_unix_ns + step.duration_ns for step in shifted))
+            if run is decode:
+                shifted = _told(shifted, newest=simulated.joined.step == steps - 1)
             yield replace(simulated.joined, step=simulated.joined.step + first, rank_steps=shifted)
         first, start = first + steps, ends
 
 
+def _told(rank_steps: tuple[RankStep, ...], *, newest: bool) -> tuple[RankStep, ...]:
+    """With cohort and coverage; and of the newest step, with what is wrong in it."""
+    code = ROUTING_VIOLATION_CODE[RoutingViolation.CONSERVATION]
+    return tuple(
+        replace(
+            step,
+            cohort=COHORTS[step.step % 2],
+            expected_sites=EXPECTED_SITES,
+            seen_sites=SEEN_SITES if newest and step.rank == 1 else EXPECTED_SITES,
+            violations=(ViolationCount(layer=0, violation=code, count=VIOLATIONS),)
+            if newest and step.rank == 0
+            else (),
+        )
+        for step in rank_steps
+    )
+
+
+def ledger_rows(steps: int) -> list[LedgerRow]:
+    """Epoch 2 from the fifth decode step on, compared and accepted; epoch 3 announced for a step to come."""
+    told = (
+        (PlacementEvent.ANNOUNCED, 2, steps + 4, ""),
+        (PlacementEvent.APPLIED, 2, steps + 4, ""),
+        (PlacementEvent.JUDGED, 2, steps + 4, "accepted"),
+        (PlacementEvent.ANNOUNCED, 3, None, ""),
+    )
+    rows: list[LedgerRow] = []
+    for event, version, step, verdict in told:
+        row = LedgerRow(
+            run_id=RUN_ID,
+            sequence=0,
+            time_unix_ms=START_UNIX_NS // 1_000_000 + len(rows),
+            event=event,
+            version=version,
+            previous_version=version - 1,
+            step=step,
+            verdict=verdict,
+            policy_version="eplb-1",
+            experts_copied=6,
+        )
+        rows.append(append(rows[-1] if rows else None, row))
+    return rows
+
+
 def fill(path: Path, *, ranks: int, layers: int, experts: int, steps: int) -> None:
     """Migrate the store at `path`, judge every step and write it."""
+    from moetrace_collectors.ledger.client_store import ClientLedgerStore
     from moetrace_collectors.migrate import migrate
     from moetrace_collectors.sinks.base import StepResult
     from moetrace_collectors.sinks.clickhouse import ClickHouseSink
@@ -109,7 +170,7 @@ def fill(path: Path, *, ranks: int, layers: int, experts: int, steps: int) -> No
     sink = ClickHouseSink(
         client,
         database="moetrace",
-        batch_bytes=1 << 28,
+        batch_bytes=1 << 26,
         batch_interval_ns=1 << 62,
         clock_ns=time.monotonic_ns,
         on_stored=lambda table, rows: None,
@@ -121,6 +182,8 @@ def fill(path: Path, *, ranks: int, layers: int, experts: int, steps: int) -> No
         if ranks > MAX_GROUP:
             sink.flush()  # a step of many ranks is millions of rows
     sink.flush()
+    for row in ledger_rows(steps):
+        ClientLedgerStore(client, database="moetrace").insert(row)
     sink.close()
 
 

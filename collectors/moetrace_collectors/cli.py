@@ -8,11 +8,13 @@ for), so that a missing extra breaks one command and not all of them.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import logging
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from moetrace_collectors.errors import UsageError
 
@@ -43,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="moetrace",
         description="Which rank, layer and phase of a Mixture-of-Experts step made it slow, and why.",
     )
+    parser.add_argument("--version", action="version", version=f"moetrace {version('moetrace')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     arguments = list(sys.argv[1:] if argv is None else argv)
     for name in ("clickhouse_connect", "urllib3.connectionpool"):
@@ -74,6 +77,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # `moetrace query ... | head`: the reader has gone, which is no fault.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"moetrace: {error.filename or 'output'}: no space left on the device", file=sys.stderr)
+        return 2
     return code
 
 

@@ -22,6 +22,7 @@ from moetrace_collectors.decode_columns import (
     decode_phases,
     decode_traffic,
     decode_violations,
+    decode_waits,
 )
 from moetrace_collectors.decode_placement import PlacementRejectedError, decode_placement
 from moetrace_collectors.decode_spans import children_by_parent, pack_children
@@ -204,9 +205,6 @@ def _rank_step(
     clock = _string(values, attributes.CLOCK)
     if clock not in CLOCKS:
         raise _invalid(attributes.CLOCK, repr(clock), "host, cuda or device")
-    if attributes.ANCHOR_ERROR_NS in values:
-        # For whoever draws the span; nothing of the collector's depends on it.
-        _int(values, attributes.ANCHOR_ERROR_NS, 0, MAX_NS)
     if not MIN_UNIX_NS <= span.start_time_unix_nano <= MAX_UNIX_NS:
         raise _invalid(
             "start time", str(span.start_time_unix_nano), "unix ns between the years 2000 and 2100"
@@ -245,6 +243,11 @@ def _rank_step(
             if attributes.COLUMNS_COACTIVATION in values
             else None
         )
+        waits = (
+            decode_waits(_bytes(values, attributes.COLUMNS_WAITS), ep_size=ep_size)
+            if attributes.COLUMNS_WAITS in values
+            else ()
+        )
     except ColumnsError as error:
         raise _RejectedError(RejectReason.MALFORMED_COLUMNS, str(error)) from error
     return RankStep(
@@ -267,12 +270,18 @@ def _rank_step(
         model_version=_text(values, attributes.MODEL_VERSION),
         cohort=_text(values, attributes.COHORT),
         placement_version=_optional_int(values, attributes.PLACEMENT_VERSION),
+        anchor_error_ns=(
+            _int(values, attributes.ANCHOR_ERROR_NS, 0, MAX_NS)
+            if attributes.ANCHOR_ERROR_NS in values
+            else -1
+        ),
         tracer_ns=_int(values, attributes.TRACER_NS, 0, MAX_NS) if attributes.TRACER_NS in values else -1,
         phases=phases,
         experts=experts,
         traffic=traffic,
         violations=violations,
         coactivation=coactivation,
+        waits=waits,
         expected_sites=_optional_int(values, attributes.COVERAGE_EXPECTED_SITES),
         seen_sites=_optional_int(values, attributes.COVERAGE_SEEN_SITES),
     )

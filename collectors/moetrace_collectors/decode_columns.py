@@ -17,6 +17,7 @@ from moetrace_collectors.model import (
     PhaseColumns,
     TrafficRow,
     ViolationCount,
+    WaitCycles,
 )
 from moetrace_schemas.columns import (
     COACTIVATION,
@@ -25,6 +26,7 @@ from moetrace_schemas.columns import (
     PHASES,
     TRAFFIC,
     VIOLATIONS,
+    WAITS,
     ColumnsError,
     Layout,
     RowFlag,
@@ -52,6 +54,8 @@ MAX_DURATION_SUM_NS = 2**53
 """Summed durations of one rank step, 104 days. Keeps sums over ranks inside int64 and exact in float64."""
 MAX_COUNT = 2**40
 """Pairs, rows or their sum in one ragged row; 65,536 ranks of it still fit in int64."""
+MAX_CYCLES = 2**53
+"""Summed waits of one rank in one step: a thousand warps for an hour."""
 MAX_BYTES = 2**53
 """Payload of one row, bytes."""
 MAX_OFFSET_NS = 2**53
@@ -179,6 +183,26 @@ def decode_violations(block: bytes) -> tuple[ViolationCount, ...]:
     )
 
 
+def decode_waits(block: bytes, *, ep_size: int) -> tuple[WaitCycles, ...]:
+    """Waits of exchange kernels, one entry per phase.
+
+    Raises:
+        ColumnsError: the block does not decode, or a row does not have `ep_size` waits of 0 or more.
+    """
+    columns, rows = _ragged(WAITS, block, MAX_CYCLES)
+    _check_codes("phase", columns["phase"], len(PHASE_BY_CODE))
+    phases = columns["phase"].tolist()
+    if len(set(phases)) != len(phases) or not set(phases).issubset(_EXCHANGES):
+        raise ColumnsError("waits: dispatch and combine expected, each once")
+    for phase, cycles in zip(phases, rows, strict=True):
+        if len(cycles) != ep_size:
+            raise ColumnsError(
+                f"waits of {PHASE_BY_CODE[phase]}: one value per expert-parallel rank ({ep_size}) expected, "
+                f"got {len(cycles)}"
+            )
+    return tuple(WaitCycles(phase=phase, cycles=cycles) for phase, cycles in zip(phases, rows, strict=True))
+
+
 def decode_coactivation(block: bytes) -> CoactivationColumns:
     """Pairs of experts, each once.
 
@@ -219,10 +243,13 @@ def _columns(layout: Layout, block: bytes, num_rows: int) -> dict[str, IntArray]
     return columns
 
 
-def _ragged(layout: Layout, block: bytes) -> tuple[dict[str, IntArray], list[IntArray]]:
+def _ragged(
+    layout: Layout, block: bytes, highest: int = MAX_COUNT
+) -> tuple[dict[str, IntArray], list[IntArray]]:
     num_rows = _num_rows(layout, block, MAX_RAGGED_ROWS)
     columns = _columns(layout, block, num_rows)
-    _check_range("layer", columns["layer"], STEP_LEVEL, 2**15 - 1)
+    if "layer" in columns:
+        _check_range("layer", columns["layer"], STEP_LEVEL, 2**15 - 1)
     lengths = columns["length"].tolist()
     if any(length < 1 for length in lengths):
         raise ColumnsError(f"block kind {layout.kind}: a row without values; leave the row out")
@@ -234,12 +261,12 @@ def _ragged(layout: Layout, block: bytes) -> tuple[dict[str, IntArray], list[Int
             f"got {len(block) - offset} bytes"
         )
     values: IntArray = np.frombuffer(block, dtype="<i8", count=total, offset=offset).astype(np.int64)
-    _check_range("values", values, 0, MAX_COUNT)
+    _check_range("values", values, 0, highest)
     ends = np.cumsum(lengths).tolist()
     starts = [0, *ends[:-1]]
     # float64 as in _check_sum, all rows at once.
-    if num_rows and float(np.add.reduceat(values, starts, dtype=np.float64).max()) > MAX_COUNT:
-        raise ColumnsError(f"column values: values add up to more than {MAX_COUNT}")
+    if num_rows and float(np.add.reduceat(values, starts, dtype=np.float64).max()) > highest:
+        raise ColumnsError(f"column values: values add up to more than {highest}")
     return columns, [values[start:end] for start, end in zip(starts, ends, strict=True)]
 
 

@@ -12,7 +12,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from moetrace_collectors.model import PlacementReport
 from moetrace_schemas import SCHEMA_VERSION, attributes, identity
 from moetrace_schemas.columns import HEADER, PLACEMENT, ColumnsError, read_header
-from moetrace_schemas.enums import CountIds, PlacementEvent, RejectReason
+from moetrace_schemas.enums import ChangeVerdict, CountIds, PlacementEvent, RejectReason
 from moetrace_schemas.placement import (
     MAX_CELLS,
     MAX_EXPERTS,
@@ -22,6 +22,7 @@ from moetrace_schemas.placement import (
     PlacementError,
     PlacementMap,
     PlacementTerms,
+    canonical_json,
 )
 
 MAX_STEP = 2**62
@@ -29,7 +30,8 @@ MAX_SIZE = 2**53
 MAX_WEIGHTS_TEXT = MAX_WEIGHTS * 256
 """Characters of the digests' JSON."""
 _FIELDS = {"string": "string_value", "int": "int_value", "double": "double_value", "bytes": "bytes_value"}
-_ANNOUNCEABLE = (PlacementEvent.ANNOUNCED, PlacementEvent.PROPOSED)
+MAX_COMPARISON_TEXT = 1 << 18
+_TOLD = (PlacementEvent.ANNOUNCED, PlacementEvent.PROPOSED, PlacementEvent.JUDGED)
 
 
 class PlacementRejectedError(Exception):
@@ -83,20 +85,26 @@ def decode_placement(
             RejectReason.MALFORMED_COLUMNS,
             f"{attributes.PLACEMENT_DIGEST} is {told[:64]}: the mapping has {mapping.digest()}",
         )
+    event = _event(reader.text(attributes.PLACEMENT_KIND, PlacementEvent.ANNOUNCED.value))
     return PlacementReport(
         run_id=run_id,
         version=reader.integer(attributes.PLACEMENT_VERSION, 0, MAX_VERSION),
         step=step,
         rank=reader.integer(attributes.RANK, 0, world_size - 1),
-        event=_event(reader.text(attributes.PLACEMENT_KIND, PlacementEvent.ANNOUNCED.value)),
+        event=event,
         mapping=mapping,
         terms=_terms(reader),
         host_name=host_name,
+        comparison=(
+            _comparison(reader.text(attributes.PLACEMENT_COMPARISON, ""), run_id)
+            if event is PlacementEvent.JUDGED
+            else ""
+        ),
     )
 
 
 def _event(text: str) -> PlacementEvent:
-    known = {event.value: event for event in _ANNOUNCEABLE}
+    known = {event.value: event for event in _TOLD}
     if text not in known:
         raise _invalid(f"{attributes.PLACEMENT_KIND} is {text[:64]!r}: {' or '.join(known)} expected")
     return known[text]
@@ -147,6 +155,32 @@ def _terms(reader: _Reader) -> PlacementTerms:
         )
     except PlacementError as error:
         raise _invalid(str(error)) from error
+
+
+def _comparison(text: str, run_id: str) -> str:
+    """The comparison as canonical JSON; of it only what the ledger's columns need is looked at."""
+    name = attributes.PLACEMENT_COMPARISON
+    if not 1 <= len(text) <= MAX_COMPARISON_TEXT:
+        raise _invalid(f"{name}: {len(text)} characters, 1 to {MAX_COMPARISON_TEXT} expected")
+    try:
+        told = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict) or told.get("run_id") != run_id:
+        raise _invalid(f"{name}: a comparison of run {run_id} as a JSON object expected")
+    if told.get("verdict") not in list(ChangeVerdict):
+        raise _invalid(f"{name}: verdict {' or '.join(ChangeVerdict)} expected")
+    rollback = told.get("rollback_version")
+    if rollback is not None and (type(rollback) is not int or not 0 <= rollback <= MAX_VERSION):
+        raise _invalid(f"{name}: rollback_version null or 0 to {MAX_VERSION} expected")
+    try:
+        return canonical_json(told).decode()
+    except ValueError as error:
+        raise _invalid(f"{name}: {error}"[:200]) from error
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no JSON number")
 
 
 def _weights(text: str) -> dict[str, str]:

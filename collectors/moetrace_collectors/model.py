@@ -65,6 +65,15 @@ class TrafficRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WaitCycles:
+    """What the kernels of one rank's exchanges of a phase waited for each rank of its group."""
+
+    phase: int
+    cycles: IntArray
+    """cycles[d] for the rank whose ep_rank is d, summed over warps: to be compared with each other only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ViolationCount:
     """What contradicts the routing of one layer on one rank, how many times."""
 
@@ -112,6 +121,8 @@ class RankStep:
     model_version: str = ""
     cohort: str = ""
     placement_version: int = 0
+    anchor_error_ns: int = -1
+    """How far off `start_unix_ns` may be where device events were tied to unix time; -1: the host's clock."""
     tracer_ns: int = -1
     """Estimated host time that the tracer took on the model's thread in this step; -1 = not said."""
     sent_run_id: str = ""
@@ -121,6 +132,7 @@ class RankStep:
     traffic: tuple[TrafficRow, ...] = ()
     violations: tuple[ViolationCount, ...] = ()
     coactivation: CoactivationColumns | None = None
+    waits: tuple[WaitCycles, ...] = ()
     expected_sites: int = 0
     """Wrapped call sites that should have fired in the step; 0 where the writer does not say."""
     seen_sites: int = 0
@@ -133,7 +145,7 @@ class RankStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementReport:
-    """A placement as a rank announced it, or a planner proposed it; decoded and validated."""
+    """A placement as a rank announced it, a planner proposed it or a person judged it; validated."""
 
     run_id: str
     version: int
@@ -141,10 +153,12 @@ class PlacementReport:
     """First step under it; 0 where it is only proposed."""
     rank: int
     event: PlacementEvent
-    """ANNOUNCED or PROPOSED."""
+    """ANNOUNCED, PROPOSED or JUDGED."""
     mapping: PlacementMap
     terms: PlacementTerms
     host_name: str = ""
+    comparison: str = ""
+    """Canonical JSON of the comparison; with JUDGED only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,6 +143,14 @@ class SimulatedRun:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be simulated."""
+        if not 0.0 <= self.load_sigma <= 5.0:
+            raise ValueError(f"load_sigma {self.load_sigma:g}: 0 to 5 expected")
+        if not 0.0 <= self.missing_chance < 1.0:
+            raise ValueError(f"missing chance {self.missing_chance:g}: 0 or more and below 1 expected")
+        if self.seed < 0:
+            raise ValueError(f"seed {self.seed}: 0 or more expected")
+        if self.top_k > self.num_experts:
+            raise ValueError(f"top_k {self.top_k}: at most the {self.num_experts} experts")
         group = self.group_size
         if self.num_ranks % group or self.num_experts % group:
             raise ValueError(

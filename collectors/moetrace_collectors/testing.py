@@ -28,9 +28,10 @@ from moetrace_collectors.model import (
     RankStep,
     TrafficRow,
     ViolationCount,
+    WaitCycles,
 )
 from moetrace_schemas import SCHEMA_VERSION, attributes, identity, spans
-from moetrace_schemas.columns import COACTIVATION, EXPERTS, PHASES, TRAFFIC, VIOLATIONS, RowFlag, pack
+from moetrace_schemas.columns import COACTIVATION, EXPERTS, PHASES, TRAFFIC, VIOLATIONS, WAITS, RowFlag, pack
 from moetrace_schemas.enums import COUNT_KIND_CODE, PHASE_CODE, CountKind, ForwardMode, Phase
 
 LOCAL_WORK_NS: dict[Phase, int] = {
@@ -201,6 +202,13 @@ def traffic_block(traffic: Iterable[TrafficRow]) -> bytes:
     return pack(TRAFFIC, columns, values)
 
 
+def waits_block(waits: Iterable[WaitCycles]) -> bytes:
+    """Packed waits of exchange kernels."""
+    entries = list(waits)
+    columns = [[entry.phase for entry in entries], [len(entry.cycles) for entry in entries]]
+    return pack(WAITS, columns, [value for entry in entries for value in _ints(entry.cycles)])
+
+
 def _ints(column: IntArray) -> list[int]:
     return [int(value) for value in column]
 
@@ -240,6 +248,7 @@ def span(rank_step: RankStep) -> Span:
         attributes.STEP_WARMUP: rank_step.warmup,
         attributes.CLOCK: rank_step.clock,
         attributes.DURATION_NS: rank_step.duration_ns,
+        **({attributes.ANCHOR_ERROR_NS: rank_step.anchor_error_ns} if rank_step.anchor_error_ns >= 0 else {}),
         **({attributes.TRACER_NS: rank_step.tracer_ns} if rank_step.tracer_ns >= 0 else {}),
         attributes.COLUMNS_PHASES: phases_block(rank_step.phases),
     }
@@ -256,6 +265,7 @@ def span(rank_step: RankStep) -> Span:
         attributes.COLUMNS_COACTIVATION: (
             b"" if rank_step.coactivation is None else coactivation_block(rank_step.coactivation)
         ),
+        attributes.COLUMNS_WAITS: waits_block(rank_step.waits) if rank_step.waits else b"",
         attributes.COVERAGE_EXPECTED_SITES: rank_step.expected_sites,
         attributes.COVERAGE_SEEN_SITES: rank_step.seen_sites,
     }

@@ -92,7 +92,11 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.check:
             wrong = stale(made, arguments.out)
             if wrong:
-                print(f"stale: {', '.join(wrong)}; run: python -m moetrace_dashboards.build", file=sys.stderr)
+                out = "" if arguments.out == GENERATED else f" --out {arguments.out}"
+                print(
+                    f"missing or not as generated: {', '.join(wrong)}; run: moetrace dashboards build{out}",
+                    file=sys.stderr,
+                )
             return 1 if wrong else 0
         for name, text in made.items():
             target = arguments.out / name

@@ -109,6 +109,10 @@ class GrafanaApi:
         """Add one for all dashboards."""
         self._call("POST", "/api/annotations", {"time": time_ms, "text": text, "tags": tags})
 
+    def update_annotation(self, annotation: int, text: str) -> None:
+        """Give one another text."""
+        self._call("PATCH", f"/api/annotations/{annotation}", {"text": text})
+
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """The decoded answer; None for 404 of a GET."""
         request = urllib.request.Request(

@@ -192,19 +192,46 @@ def _prometheus_uid(api: GrafanaApi, wanted: Wanted) -> str:
 
 
 def _annotations(api: GrafanaApi, collector_url: str) -> list[Change]:
-    there = {(note["time"], note["text"]) for note in api.annotations(ANNOTATION_TAGS)}
+    """One per run and placement; its text follows the ledger, whose verdict comes later than the change."""
+    there = {
+        (note["time"], str(note["text"]).split("\n", 1)[0]): note for note in api.annotations(ANNOTATION_TAGS)
+    }
     changes = []
     for epoch in _placement_epochs(collector_url):
-        text = f"run {epoch['run_id']}: placement {epoch['placement']}"
+        text = _annotation_text(epoch)
+        title = text.split("\n", 1)[0]
         time_ms = int(epoch["time_ms"])
-        if (time_ms, text) not in there:
+        note = there.get((time_ms, title))
+        if note is None:
             changes.append(
                 Change(
-                    title=f"create annotation {text}",
+                    title=f"create annotation {title}",
                     apply=partial(api.create_annotation, time_ms, text, ANNOTATION_TAGS),
                 )
             )
+        elif note["text"] != text:
+            changes.append(
+                Change(
+                    title=f"update annotation {title}",
+                    apply=partial(api.update_annotation, int(note["id"]), text),
+                    diff=_diff({"text": note["text"]}, {"text": text}),
+                )
+            )
     return changes
+
+
+def _annotation_text(epoch: dict[str, Any]) -> str:
+    """What changed and what it was judged to be, as the ledger has it; a line each."""
+    lines = [f"run {epoch['run_id']}: placement {epoch['placement']}"]
+    if not int(epoch["is_announced"]):
+        lines.append("nobody announced its map")
+    elif epoch["experts_copied"] is not None:
+        after = f"after placement {epoch['before']}: " if int(epoch["before"]) else ""
+        size = "" if epoch["copied_bytes"] is None else f" ({int(epoch['copied_bytes']) / 1e9:.3g} GB)"
+        replicas = int(epoch["replicas_added"] or 0)
+        lines.append(f"{after}{int(epoch['experts_copied'])} experts copied{size}, {replicas:+d} replicas")
+    lines.append(epoch["sentence"] or "not judged yet")
+    return "\n".join(lines)
 
 
 def _placement_epochs(collector_url: str) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moetrace.context import RankContext
+from moetrace.record.placement import PlacementRecord
 from moetrace.record.types import (
     CoactivationRow,
     ExpertRow,
@@ -15,6 +16,7 @@ from moetrace.record.types import (
     StepRecord,
     TrafficRecord,
     ViolationRow,
+    WaitRow,
 )
 from moetrace.self_metrics import SelfMetrics
 from moetrace_schemas import SCHEMA_VERSION
@@ -60,9 +62,16 @@ class JsonlEmitter:
 
     def emit(self, record: StepRecord) -> None:
         """Write one line."""
-        self._file.write(json.dumps(to_json(record, self._context()), separators=(",", ":")) + "\n")
-        self._file.flush()
+        self._write(to_json(record, self._context()))
         self._metrics.exported[self.name] += 1
+
+    def emit_placement(self, record: PlacementRecord) -> None:
+        """Write one line, in front of the first step under the placement."""
+        self._write(placement_to_json(record, self._context()))
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._file.flush()
 
     def close(self, deadline_monotonic_s: float) -> bool:
         """Close the file."""
@@ -99,6 +108,34 @@ def to_json(record: StepRecord, context: RankContext) -> dict[str, Any]:
     }
 
 
+def placement_to_json(record: PlacementRecord, context: RankContext) -> dict[str, Any]:
+    """A placement as plain JSON types; a line of its own kind, told by its field `placement`."""
+    terms = record.terms
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": context.run_id,
+        "step": record.step,
+        "rank": context.rank,
+        "world_size": context.world_size,
+        "placement_version": record.version,
+        "start_unix_ns": record.start_unix_ns,
+        "placement": record.map.as_json(),
+        "digest": record.map.digest(),
+        "terms": {
+            "policy_version": terms.policy_version,
+            "proposed_by": terms.proposed_by,
+            "telemetry_window": None if terms.window is None else list(terms.window),
+            "max_slowdown": float(terms.max_slowdown),
+            "max_error_rate": float(terms.max_error_rate),
+            "rollback_version": terms.rollback_version,
+            "count_ids": terms.count_ids,
+            "expert_bytes": terms.expert_bytes,
+            "memory_bytes": terms.memory_bytes,
+            "weight_digests": dict(terms.weight_digests),
+        },
+    }
+
+
 def _sampled(record: StepRecord) -> dict[str, Any]:
     """What only some steps have."""
     result: dict[str, Any] = {}
@@ -110,6 +147,8 @@ def _sampled(record: StepRecord) -> dict[str, Any]:
         result["coactivation"] = [
             {"layer": r.layer, "span": r.span, "pairs": r.pairs} for r in record.coactivation
         ]
+    if record.waits:
+        result["waits"] = [{"phase": r.phase, "waits": r.waits} for r in record.waits]
     return result
 
 
@@ -158,5 +197,8 @@ def from_json(data: Mapping[str, Any]) -> StepRecord:
                 pairs=tuple((first, second, tokens) for first, second, tokens in row["pairs"]),
             )
             for row in data.get("coactivation", ())
+        ),
+        waits=tuple(
+            WaitRow(phase=Phase(row["phase"]), waits=tuple(row["waits"])) for row in data.get("waits", ())
         ),
     )

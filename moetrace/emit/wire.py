@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from moetrace.context import RankContext
 from moetrace.record.placement import PlacementRecord
-from moetrace.record.types import StepRecord
+from moetrace.record.types import StepRecord, WaitRow
 from moetrace_schemas import SCHEMA_VERSION, attributes
-from moetrace_schemas.columns import COACTIVATION, EXPERTS, PHASES, PLACEMENT, TRAFFIC, VIOLATIONS, pack
+from moetrace_schemas.columns import (
+    COACTIVATION,
+    EXPERTS,
+    PHASES,
+    PLACEMENT,
+    TRAFFIC,
+    VIOLATIONS,
+    WAITS,
+    pack,
+)
 from moetrace_schemas.enums import (
     COACTIVATION_SPAN_CODE,
     COUNT_KIND_CODE,
@@ -19,6 +28,8 @@ from moetrace_schemas.placement import PlacementMap, canonical_json
 
 HIGHEST_COUNT = 2**32 - 1
 """The wire's count of a violation is a uint32."""
+HIGHEST_CYCLES = 2**53
+"""The most that the waits of one rank in one phase may add up to."""
 
 AttributeValue = str | int | float | bool | bytes
 
@@ -63,6 +74,10 @@ def span_attributes(
         values[attributes.COLUMNS_VIOLATIONS] = _violations(record)
     if record.coactivation:
         values[attributes.COLUMNS_COACTIVATION] = _coactivation(record)
+    # A communication buffer of another group than the expert-parallel one has no place in its matrix.
+    waits = [row for row in record.waits if len(row.waits) == context.ep_size]
+    if waits:
+        values[attributes.COLUMNS_WAITS] = _waits(waits)
     return values
 
 
@@ -110,6 +125,15 @@ def _traffic(record: StepRecord) -> bytes:
             [len(row.rows) for row in rows],
         ],
         [count for row in rows for count in row.rows],
+    )
+
+
+def _waits(rows: list[WaitRow]) -> bytes:
+    # What a hung kernel summed may be beyond the wire's limit, for a rank or for all together.
+    return pack(
+        WAITS,
+        [[PHASE_CODE[row.phase] for row in rows], [len(row.waits) for row in rows]],
+        [min(cycles, HIGHEST_CYCLES // len(row.waits)) for row in rows for cycles in row.waits],
     )
 
 

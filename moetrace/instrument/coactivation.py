@@ -13,7 +13,7 @@ The one cell behind each matrix takes pairs that do not count: padding, and ids 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
@@ -69,6 +69,8 @@ class CoactivationSampler:
         """Whether a sample is being counted or waits to be read."""
         self._turn: _Turn | None = None
         self._last: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._partial: set[int] = set()
+        """Sites of which replayed graphs ran calls that are not counted."""
         if not self._turns:
             if order:
                 logger.warning("moetrace: co-activation is off: one layer needs more than 64 MiB")
@@ -89,6 +91,7 @@ class CoactivationSampler:
         self._turn = self._turns[self._taken % len(self._turns)]
         self._taken += 1
         self._last.clear()
+        self._partial.clear()
         self._cells.zero_()
         return self
 
@@ -120,6 +123,18 @@ class CoactivationSampler:
         at = torch.where(both, at, matrix.end - matrix.start).reshape(-1)
         self._cells[matrix.start : matrix.end + 1].scatter_add_(0, at, self._one.expand(at.shape))
 
+    def pass_by(self, indices: Iterable[int]) -> None:
+        """A captured graph ran these layers' routers, whose pairs are not counted in it.
+
+        What is counted of such a layer is a part, which no share of its tokens could be made of: it is
+        left out. The ids that were kept for the layer behind it are no longer of the same forward.
+        """
+        for index in indices:
+            self._partial.add(index)
+            self._last.pop(index, None)
+            if index in self._before:
+                self._last.pop(self._before[index], None)
+
     def finish(self) -> None:
         """Start the copy to the host."""
         self._last.clear()
@@ -136,8 +151,14 @@ class CoactivationSampler:
         turn = self._turn
         if turn is None:
             return ()
+        whole = [matrix for index, matrix in turn.within.items() if index not in self._partial]
+        whole += [
+            matrix
+            for index, matrix in turn.across.items()
+            if index not in self._partial and self._before[index] not in self._partial
+        ]
         result = []
-        for matrix in (*turn.within.values(), *turn.across.values()):
+        for matrix in whole:
             cells = self._host[matrix.start : matrix.end].view(matrix.first_experts, matrix.second_experts)
             if matrix.span is CoactivationSpan.WITHIN:
                 cells = cells.triu(1)

@@ -22,6 +22,7 @@ import torch
 from moetrace.instrument.recorders import NOBODY, find
 from moetrace.instrument.routing import find_expert_ids, padding_flags
 from moetrace.instrument.wrap import Recorder
+from moetrace.record.buffer import no_mark
 from moetrace_schemas.columns import RowFlag
 
 if TYPE_CHECKING:
@@ -162,6 +163,8 @@ def _begin(reads: list[torch.Tensor], key: int, site: int) -> None:
         return
     try:
         buffer.open_marks.append((site, buffer.mark()))
+        if site in buffer.undivided:
+            buffer.mark = no_mark
     except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
         recorder.record_failed(error)
 
@@ -173,6 +176,8 @@ def _end(reads: list[torch.Tensor], key: int, site: int) -> None:
         return
     try:
         opened = buffer.open_marks
+        if site in buffer.undivided:
+            buffer.mark = buffer.track.mark
         # What a failed call left open lies above the mark that belongs to this end.
         while opened:
             begun, start = opened.pop()

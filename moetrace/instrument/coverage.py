@@ -52,6 +52,8 @@ class CoverageReport:
     """Wrapped call sites that should fire in every step."""
     silent: tuple[SilentSite, ...] = ()
     """Those of them that have not fired in any recorded step, and why."""
+    graph_layers: tuple[int, ...] = ()
+    """Layers whose phases are told apart inside captured graphs, where not all are; others show as fused."""
 
     def __bool__(self) -> bool:
         return bool(self.layers)
@@ -76,6 +78,9 @@ class CoverageReport:
             if fused:
                 lines.append(f"  measured together as fused: {', '.join(fused)}")
             lines += [f"  {note}" for note in dict.fromkeys(n for x in self.layers for n in x.notes)]
+        if self.graph_layers:
+            names = ", ".join(map(str, self.graph_layers))
+            lines.append(f"  in captured graphs only layers {names} are told apart, the others are fused")
         lines += [f"  skipped {what}: {why}" for what, why in self.skipped]
         if self.recorded_steps:
             fired = self.expected_sites - len(self.silent)

@@ -206,6 +206,10 @@ class Installer:
         site = tracer.sites.add(Site(target.role, target.phase, target.layer, target.name, target.per_step))
 
         def make(current: Callable[..., Any]) -> Callable[..., Any]:
+            if target.call is Call.RECEIVE and tracer.config.wait_stats:
+                from moetrace.instrument.wait_stats import with_wait_stats
+
+                current = with_wait_stats(current, tracer)
             current = self.with_range(current, site)
             if target.call is Call.LAUNCH:
                 return timed_launch(current, tracer, site, handle_of)

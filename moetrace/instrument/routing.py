@@ -20,6 +20,7 @@ import torch
 
 from moetrace.instrument import routing_checks
 from moetrace.instrument.coactivation import CoactivationSampler
+from moetrace.instrument.wait_stats import WaitReader
 from moetrace.record.count_sites import CountSite
 from moetrace.record.types import CoactivationRow, ExpertRow, ViolationRow
 from moetrace_schemas.enums import CountKind
@@ -68,6 +69,11 @@ class StepCounter:
         self._executed_at = {
             site.layer: index for index, site in enumerate(sites) if site.kind is CountKind.EXECUTED
         }
+        self.waits = WaitReader()
+        """What kernels of exchanges say of their waits."""
+        self._executed = frozenset(self._executed_at.values())
+        self.unjudged: set[int] = set()
+        """Layers of which a replayed graph counted some kinds only: kinds are not held against each other."""
 
     def _allocate(self) -> None:
         sites, device = self.sites, self._device
@@ -221,6 +227,7 @@ class StepCounter:
     def finish(self) -> None:
         """Start the copy to the host; called by the model thread at the end of the step."""
         self.padding = None
+        self.waits.finish()
         if self.coactivation is not None:
             self.coactivation.finish()
         if self._touched and self._copied is not None:
@@ -230,6 +237,8 @@ class StepCounter:
     def ready(self) -> bool:
         """Whether `rows` may be read. Never waits."""
         if self.coactivation is not None and not self.coactivation.ready():
+            return False
+        if not self.waits.ready():
             return False
         return self._copied is None or not self._touched or bool(self._copied.query())
 
@@ -252,15 +261,41 @@ class StepCounter:
             result.append(ExpertRow(layer=layer, kind=CountKind.RECOMPUTE, counts=(pairs,)))
         return tuple(result)
 
+    def seal(self) -> None:
+        """For a captured graph's counter, once its capture has ended: note what replays leave uncounted.
+
+        Numbers of the host were those of the capture, and what the experts are called with is counted
+        only where the graph was captured with checks.
+        """
+        halves = self._known.keys() if self.checking else self._touched | self._known.keys()
+        self.unjudged = {self.sites[index].layer for index in halves}
+
     def zero(self) -> None:
-        """Zero what is on the device; for a captured graph's counter, whose adds run with every replay."""
+        """Zero what is on the device; for a captured graph's counter, whose adds run with every replay.
+
+        One fill in front of a replay that is recorded. A flag on the device that adds are multiplied with
+        would be two fills around it, a further operation per mask, size and check in every replay,
+        recorded or not, and would still need this zero, since the step takes the sum of each replay apart.
+        """
         self._counts.zero_()
 
     def merge(self, other: StepCounter) -> None:
-        """Add what another counter of the same sites holds on the device. No host sync."""
-        if other._touched and other._counts.numel() == self._counts.numel():
+        """Add one replay's counts: `other`, of the same sites, sealed, was zeroed before it. No host sync."""
+        if other.sites != self.sites:
+            # Captured before more was instrumented: its rows lie elsewhere, and stay missing.
+            return
+        if other._touched:
             self._counts.add_(other._counts)
-            self._touched |= other._touched
+            # Executed rows are of checked steps only; the cells of others are not read.
+            self._touched |= other._touched if self.checking else other._touched - self._executed
+        self.unjudged |= other.unjudged
+        # These were zeroed when the step began: every replay of it has added.
+        self.waits.used.update(other.waits.used)
+        for layer, pairs in other.recompute_pairs.items():
+            # A number of pairs is a shape: the same in every replay.
+            self.recompute_pairs[layer] = self.recompute_pairs.get(layer, 0) + pairs
+        if self.coactivation is not None:
+            self.coactivation.pass_by(other._touched)
 
     def violations(self) -> list[ViolationRow]:
         """What was found on the device; for the drain thread, once `ready`."""
@@ -291,6 +326,7 @@ class StepCounter:
     ) -> None:
         """Zero the counts for the next step; called by the model thread when it takes the buffer."""
         self.clear()
+        self.waits.begin()
         self.checking, self.dummy, self.coactivation = checking, dummy, coactivation
 
     def clear(self) -> None:
@@ -304,6 +340,7 @@ class StepCounter:
         self._touched.clear()
         self._known.clear()
         self.recompute_pairs.clear()
+        self.unjudged.clear()
         self.padding = None
 
 

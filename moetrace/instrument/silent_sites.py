@@ -127,6 +127,9 @@ def _reason(
         return SilentReason.REPLACED
     if _is_compiled(placed):
         return SilentReason.COMPILED
+    if placed.calls is not None and not placed.calls.started and fired and _anything_compiled():
+        # Its forward was traced, and what did fire runs between the graphs (graph breaks) or inside them.
+        return SilentReason.COMPILED
     if any(other.layer == site.layer for other in fired):
         return SilentReason.OTHER_PATH
     if placed.calls is None:
@@ -141,14 +144,22 @@ def _reason(
 
 
 def _is_compiled(placed: PlacedSite) -> bool:
-    """Whether the owner, or a module around it, was compiled in place (`module.compile()`)."""
+    """Whether the owner, or a module around it, was compiled: in place, as a module, or its forward."""
     if getattr(placed.owner, "_compiled_call_impl", None) is not None:
         return True
     modules = getattr(placed.model, "named_modules", None)
     if modules is None:
         return False
-    compiled = [m for _, m in modules() if getattr(m, "_compiled_call_impl", None) is not None]
+    compiled = [m for _, m in modules() if _bears_compiled_code(m)]
     return any(placed.owner is inner for module in compiled for inner in module.modules())
+
+
+def _bears_compiled_code(module: Any) -> bool:
+    return (
+        any(getattr(module, mark, None) is not None for mark in ("_compiled_call_impl", "_orig_mod"))
+        # `module.forward = torch.compile(module.forward)`
+        or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+    )
 
 
 def _anything_compiled() -> bool:

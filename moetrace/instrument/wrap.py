@@ -171,7 +171,11 @@ def timed(
             recorder.record_failed(error)
             return function(*args, **kwargs)
         try:
-            result = function(*args, **kwargs)
+            if buffer.undivided and site in buffer.undivided:
+                with buffer.undivided_call():
+                    result = function(*args, **kwargs)
+            else:
+                result = function(*args, **kwargs)
         except BaseException as error:
             close_interval(buffer, recorder, site, start, state.error_flags(error))
             raise

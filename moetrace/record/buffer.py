@@ -7,8 +7,10 @@ dropped and counted.
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections import deque
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,14 @@ WIDTH = 4
 """Numbers per interval: site, start mark, end mark, flags."""
 TICKET_SHIFT = 16
 """Above the row flags: the number that a launch and its wait have in common, 0 for all else."""
+UNDIVIDED = -2
+"""The mark of a call inside a layer that is recorded as one call (captured graphs); below 0, as all marks
+without a time."""
+
+
+def no_mark() -> int:
+    """Marks nothing."""
+    return UNDIVIDED
 
 
 class StepBuffer:
@@ -55,6 +65,7 @@ class StepBuffer:
         "step",
         "track",
         "traffic",
+        "undivided",
         "warmup",
     )
 
@@ -63,7 +74,7 @@ class StepBuffer:
         self.capacity = max_intervals * WIDTH
         self.slots = array("q", bytes(8 * self.capacity))
         self.track = clock.track(max_intervals * 2 + 2)
-        self.mark = self.track.mark
+        self.mark: Callable[[], int] = self.track.mark
         # A moetrace.instrument.routing.StepCounter; Any keeps torch out of this module.
         self.counter: Any = None
         # A moetrace.instrument.backward.BackwardMarks, or None where backward is not recorded.
@@ -77,6 +88,8 @@ class StepBuffer:
         self.replays: list[Replay] = []
         self.open_marks: list[tuple[int, int]] = []
         """(site, start mark) of calls that began inside a compiled graph, innermost last."""
+        self.undivided: frozenset[int] = frozenset()
+        """Sites whose calls are one interval, without what is called inside; in captures only."""
         self.begin(0)
 
     def begin(
@@ -129,6 +142,15 @@ class StepBuffer:
         slots[position + 2] = end
         slots[position + 3] = flags
         self.length = position + WIDTH
+
+    @contextlib.contextmanager
+    def undivided_call(self) -> Iterator[None]:
+        """Inside, calls are noted and have no marks. A capture's only: nothing there is the hot path."""
+        before, self.mark = self.mark, no_mark
+        try:
+            yield
+        finally:
+            self.mark = before
 
     def launch(self, handle: int) -> int:
         """Note an exchange in flight; returns its ticket."""

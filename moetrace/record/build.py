@@ -53,6 +53,7 @@ def build_record(
         seen=counter.violations() if counter is not None else (),
         placement_version=buffer.placement_version,
         checking=counter is not None and counter.checking,
+        unjudged=counter.unjudged if counter is not None else (),
     )
     return StepRecord(
         step=buffer.step,
@@ -70,8 +71,12 @@ def build_record(
         traffic=traffic,
         violations=settled.violations,
         coactivation=counter.coactivation_rows() if counter is not None else (),
+        waits=counter.waits.rows() if counter is not None else (),
         expected_sites=buffer.expected_sites,
-        seen_sites=frozenset(call[0] for call in calls),
+        # A layer that a graph holds as one call did call its parts.
+        seen_sites=frozenset(call[0] for call in calls).union(
+            *(replay.graph.inside for replay in buffer.replays if replay.graph is not None)
+        ),
         unstamped_sites=frozenset(unstamped),
         tracer_ns=_tracer_ns(buffer, interval_cost_ns),
     )

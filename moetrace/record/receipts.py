@@ -11,7 +11,7 @@ A contradiction is counted by reason and told; nothing is ever raised into the m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from moetrace.record.count_sites import CountSite
@@ -75,6 +75,7 @@ def settle(
     seen: Iterable[ViolationRow] = (),
     placement_version: int = 0,
     checking: bool = True,
+    unjudged: Collection[int] = (),
 ) -> Settled:
     """Check the counts of one step, and leave out what says nothing new.
 
@@ -85,6 +86,8 @@ def settle(
         seen: what was found on the device.
         placement_version: 0 where experts are placed in order, so that counts say where rows go.
         checking: whether the step is checked; of others only ids out of range are told.
+        unjudged: layers of which some kinds were counted in a part of the step only (replayed graphs): their
+            kinds are not held against each other, and what was executed is not told.
     """
     totals: dict[tuple[int, RoutingViolation], int] = {}
 
@@ -103,7 +106,7 @@ def settle(
             continue
         if not rule.sentinels and CountKind.INVALID in kinds:
             add(layer, RoutingViolation.ID_OUT_OF_RANGE, sum(kinds[CountKind.INVALID]))
-        if not checking:
+        if not checking or layer in unjudged:
             continue
         # An adapter takes what was dropped as what was selected less what was admitted.
         dropped = kinds.get(CountKind.DROPPED, ())
@@ -116,7 +119,8 @@ def settle(
         experts=tuple(
             _not_below_zero(row) if row.kind is CountKind.DROPPED else row
             for row in experts
-            if row.kind is not CountKind.EXECUTED or _says_more(row, by_layer[row.layer])
+            if row.kind is not CountKind.EXECUTED
+            or (row.layer not in unjudged and _says_more(row, by_layer[row.layer]))
         ),
         violations=tuple(
             ViolationRow(layer=layer, violation=violation, count=count)

@@ -8,7 +8,10 @@ as one stretch that cannot be told apart.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from moetrace.record.buffer import TICKET_SHIFT
@@ -20,16 +23,35 @@ from moetrace_schemas.enums import SkipReason
 _CAPTURED = int(RowFlag.CAPTURED)
 _TICKETS = 1 << 16
 """More exchanges in flight than one graph launches."""
+EMPTY_EVENTS = 4
+"""Three empty pairs: their median is that of a pair that nothing came in between."""
 REPLAY = Site(Role.LAYER, layer=STEP_LEVEL, name="CUDAGraph.replay", per_step=False)
 """A layer of which no part is seen: it shows as `fused`."""
+
+
+@dataclass(slots=True)
+class EmptyPair:
+    """What two events of a graph with nothing between them are apart; one for all graphs of a process."""
+
+    ns: int = 0
+    """As measured last; 0: not yet, and nothing is subtracted."""
 
 
 @dataclass(slots=True, eq=False)
 class CapturedGraph:
     """What was wrapped when a graph was captured."""
 
-    marks: list[tuple[int, Any, Any, int]] = field(default_factory=list)
-    """(site, start event, end event, flags with ticket and stream above) of each call."""
+    marks: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """(site, start event, end event, flags with ticket and stream above) of each call, events by place."""
+    events: list[Any] = field(default_factory=list)
+    """In the order of their capture."""
+    streams: list[int] = field(default_factory=list)
+    """Their streams; those of one stream are reached in this order."""
+    inside: frozenset[int] = frozenset()
+    """Sites that were called inside layers which the graph records as one call."""
+    pairs: tuple[Any, ...] = ()
+    """EMPTY_EVENTS further events without work between them, or none."""
+    empty: EmptyPair = field(default_factory=EmptyPair)
     replays: int = 0
     """Launched so far; the events hold the times of the last one."""
     counter: Any = None
@@ -76,15 +98,42 @@ def _inner(replay: Replay, track: Track, number: int) -> list[tuple[int, int, in
     if graph is None or not graph.marks or graph.replays != replay.number:
         return None
     try:
-        calls = [
-            (site, track.until(start), track.until(end), _flags(flags, number))
-            for site, start, end, flags in graph.marks
-        ]
+        times = [track.until(event) for event in graph.events]
+        pairs = [track.until(event) for event in graph.pairs]
     except RuntimeError:
         # Being recorded again right now.
         return None
-    # A launch while they were read.
-    return calls if graph.replays == replay.number else None
+    if graph.replays != replay.number:
+        # A launch while they were read.
+        return None
+    if pairs:
+        graph.empty.ns = max(round(median(end - start for start, end in pairwise(pairs))), 0)
+    times = without_events(times, graph.streams, graph.empty.ns)
+    return [
+        (site, times[start], times[end], _flags(flags, number)) for site, start, end, flags in graph.marks
+    ]
+
+
+def without_events(times: Sequence[int], streams: Sequence[int], empty_ns: int) -> list[int]:
+    """Times as if events took none: each moves ahead by what those before it on its stream took.
+
+    ::
+
+        events     |A  work  |B|C   work   |D      B and C: nothing between them but B itself
+        moved      |A work |BC   work  |D
+
+    So a call is shorter by what its events took, those of calls inside it included, and no gap is left
+    between calls that follow each other. Order stays; nothing becomes shorter than zero.
+    """
+    last: dict[int, tuple[int, int]] = {}
+    result = []
+    for time, stream in zip(times, streams, strict=True):
+        before, moved = last.get(stream, (time, time))
+        if stream in last:
+            moved += max(time - before - empty_ns, 0)
+        last[stream] = time, moved
+        result.append(moved)
+    return result
 
 
 def _flags(flags: int, number: int) -> int:

@@ -70,6 +70,15 @@ class CoactivationRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WaitRow:
+    """For how long this rank waited for each rank of its group in one kind of exchange, by the kernels."""
+
+    phase: Phase
+    waits: tuple[int, ...]
+    """Cycles summed over warps, by expert-parallel rank: to be compared with each other only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One rank's sampled step."""
 
@@ -89,6 +98,7 @@ class StepRecord:
     traffic: tuple[TrafficRecord, ...] = ()
     violations: tuple[ViolationRow, ...] = ()
     coactivation: tuple[CoactivationRow, ...] = ()
+    waits: tuple[WaitRow, ...] = ()
     expected_sites: frozenset[int] = frozenset()
     """Call sites that should have fired, as known when the step began."""
     seen_sites: frozenset[int] = frozenset()

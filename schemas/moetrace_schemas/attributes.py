@@ -55,7 +55,7 @@ PLACEMENT_DIGEST = "moetrace.placement.digest"
 COLUMNS_PLACEMENT = "moetrace.columns.placement"
 """bytes. Packed mapping: the logical expert in every slot of every layer."""
 PLACEMENT_KIND = "moetrace.placement.kind"
-"""string. announced (in force from the step on; the default) or proposed (by a planner, not in force)."""
+"""string. announced (in force from the step on; the default), proposed (by a planner, not in force) or judged (a comparison)."""
 PLACEMENT_POLICY = "moetrace.placement.policy"
 """string. Version of the policy that chose the mapping."""
 PLACEMENT_PROPOSER = "moetrace.placement.proposer"
@@ -78,10 +78,14 @@ PLACEMENT_MEMORY_BYTES = "moetrace.placement.memory.bytes"
 """int. Memory of a rank that routed experts may use, bytes."""
 PLACEMENT_WEIGHTS = "moetrace.placement.weights"
 """string. Digests of weights: a JSON object, name to hex digest."""
+PLACEMENT_COMPARISON = "moetrace.placement.comparison"
+"""string. With kind judged: what steps before and after showed, a JSON object (placement_comparison.schema.json)."""
 COLUMNS_VIOLATIONS = "moetrace.columns.violations"
 """bytes. Packed routing violations of a checked step; absent where there are none."""
 COLUMNS_COACTIVATION = "moetrace.columns.coactivation"
 """bytes. Packed co-activation of experts; on sampled steps only."""
+COLUMNS_WAITS = "moetrace.columns.waits"
+"""bytes. Packed waits of exchange kernels for each rank of the expert-parallel group; where kernels tell them."""
 COVERAGE_EXPECTED_SITES = "moetrace.coverage.expected.sites"
 """int. Wrapped call sites that should have fired in this step."""
 COVERAGE_SEEN_SITES = "moetrace.coverage.seen.sites"
@@ -194,8 +198,10 @@ TYPES: dict[str, str] = {
     PLACEMENT_EXPERT_BYTES: "int",
     PLACEMENT_MEMORY_BYTES: "int",
     PLACEMENT_WEIGHTS: "string",
+    PLACEMENT_COMPARISON: "string",
     COLUMNS_VIOLATIONS: "bytes",
     COLUMNS_COACTIVATION: "bytes",
+    COLUMNS_WAITS: "bytes",
     COVERAGE_EXPECTED_SITES: "int",
     COVERAGE_SEEN_SITES: "int",
     TRACER_NS: "int",
@@ -252,8 +258,10 @@ CARRIERS: dict[str, tuple[str, ...]] = {
     PLACEMENT_EXPERT_BYTES: ("moe.placement",),
     PLACEMENT_MEMORY_BYTES: ("moe.placement",),
     PLACEMENT_WEIGHTS: ("moe.placement",),
+    PLACEMENT_COMPARISON: ("moe.placement",),
     COLUMNS_VIOLATIONS: ("moe.step",),
     COLUMNS_COACTIVATION: ("moe.step",),
+    COLUMNS_WAITS: ("moe.step",),
     COVERAGE_EXPECTED_SITES: ("moe.step",),
     COVERAGE_SEEN_SITES: ("moe.step",),
     TRACER_NS: ("moe.step",),

@@ -5,7 +5,7 @@ little-endian array, so a reader maps a column without touching the others:
 
     magic 4s | version u16 | kind u16 | number of rows u32 | column 0 | column 1 | ... | values
 
-`experts`, `traffic` and `placement` are ragged: the row table says how many int64 values belong to each
+`experts`, `traffic`, `placement`, `waits` are ragged: the row table says how many int64 values belong to each
 row, and the values follow all rows. The others have no values.
 
 Standard library only: the writer runs in the model process, where numpy may be absent. The
@@ -108,13 +108,13 @@ PLACEMENT = Layout(
 
 
 VIOLATIONS = Layout(
-    kind=4,
+    kind=5,
     columns=(Column("layer", "h"), Column("violation", "B"), Column("count", "I")),
 )
 """Routing violations of a checked step: one row per (layer, violation)."""
 
 COACTIVATION = Layout(
-    kind=5,
+    kind=6,
     columns=(
         Column("layer", "h"),
         Column("span", "B"),
@@ -124,6 +124,14 @@ COACTIVATION = Layout(
     ),
 )
 """Tokens that two experts share: one row per pair that occurred."""
+
+
+WAITS = Layout(
+    kind=7,
+    columns=(Column("phase", "B"), Column("length", "I")),
+    lengths="length",
+)
+"""What exchange kernels waited for each expert-parallel rank: `length` sums of SM cycles per phase."""
 
 
 class ColumnsError(ValueError):

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from integration.collector_process import CollectorProcess, collector
 from moetrace_collectors.testing import SyntheticRun, request
-from page_store import late_rank, slow_layer, slow_rank
+from page_store import VIOLATIONS, late_rank, slow_layer, slow_rank
 
 from .conftest import EXPERTS, LAYERS, RANKS, STEPS, picture
 
@@ -40,8 +40,10 @@ def test_overview_names_rank_layer_and_phase(open_page: OpenPage) -> None:
     """The first sentence names the costliest rank and phase, the figures below the slow layer."""
     page = open_page()
     page.get_by_role("link", name="page", exact=True).last.click()
-    expect(page.locator("h1")).to_contain_text(f"Rank {LATE} in outside")
-    expect(page.locator(".remark")).to_contain_text(f"rank {SLOW} in expert_gemm")
+    sentences = page.locator("h1 > span")
+    expect(sentences).to_have_count(2)
+    expect(sentences.first).to_contain_text(f"decode Rank {LATE} in outside")
+    expect(sentences.last).to_contain_text(f"prefill Rank {SLOW} in expert_gemm")
     expect(page.get_by_text(f"Layer {LAYER} was extended most")).to_be_visible()
     picture(page, "overview")
 
@@ -150,8 +152,80 @@ def test_heat_map_cell_equals_the_store_in_each_mode(open_page: OpenPage, sql: S
     y = box["y"] + box["height"] * 1.5 / LAYERS
     page.mouse.move(x - 3, y)
     page.mouse.move(x, y)
-    expect(page.locator("#experts .hovertext")).to_contain_text(f"layer 1, expert 1: {prefill:,}")
+    expect(page.locator("#tip")).to_contain_text(f"layer 1, expert 1: {prefill:,}")
     picture(page, "load")
+
+
+@pytest.mark.parametrize("view", ["load", "traffic"])
+def test_words_and_tables_do_not_wait_for_the_drawing(open_page: OpenPage, view: str) -> None:
+    """Heading and figures are on the screen, and cells can be read, while plotly is still on its way."""
+    page = open_page("?run=page")
+    held: list[Route] = []
+    let_through: list[bool] = []
+    page.route("**/plotly.min.js", lambda route: route.continue_() if let_through else held.append(route))
+    page.locator("a.tab", has_text=view.capitalize()).click()
+    expect(page.locator("main h1")).to_contain_text({"load": "is hottest", "traffic": "sent most"}[view])
+    figure = page.locator({"load": "#experts", "traffic": "#traffic"}[view])
+    figure.focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(f"{'#experts' if view == 'load' else '#traffic'}-said")).to_contain_text(": ")
+    if view == "load":
+        expect(page.get_by_role("table", name="Figures per layer")).to_be_visible()
+    assert page.locator(".js-plotly-plot").count() == 0
+    let_through.append(True)
+    for route in held:
+        route.continue_()
+    ready(page)
+    assert page.locator(".js-plotly-plot").count() > 0
+
+
+def test_a_cohort_is_shown_alone(open_page: OpenPage, sql: Sql) -> None:
+    """The switch narrows cells to a cohort's rows, says so, and goes back to all."""
+    page = open_page("?run=page&view=load&mode=decode")
+    page.get_by_role("radio", name="chat").check()
+    expect(page.get_by_text("Summed: decode, cohort chat, 10 steps")).to_be_visible()
+    stored = sql(
+        "SELECT sum(count) AS pairs FROM expert_loads FINAL WHERE count_kind = 'routed' AND layer = 0 "
+        f"AND expert = 0 AND cohort = 'chat' AND step >= {2 * STEPS - 20}"
+    )[0]["pairs"]
+    page.locator("#experts").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#experts-said")).to_contain_text(f"expert 0: {stored:,} (token, slot) pairs")
+    assert "cohort=chat" in page.url
+    page.get_by_role("radio", name="prefill").check()
+    expect(page.locator("h1")).to_have_text("Nothing of cohort chat")
+    page.get_by_role("radio", name="all").check()
+    expect(page.locator("h1")).to_contain_text("In prefill, expert")
+
+
+def test_what_contradicts_is_a_line_that_leads_to_its_rows(open_page: OpenPage) -> None:
+    """The overview says what is wrong in one line each, and the link shows the rows as the store has them."""
+    page = open_page("?run=page")
+    lines = page.get_by_role("list", name="Before you trust the figures").get_by_role("listitem")
+    expect(lines).to_have_count(2)
+    expect(lines.first).to_contain_text(f"conservation {VIOLATIONS} in 1 step")
+    expect(lines.last).to_contain_text("rank 1 saw 7 of 8 sites")
+    with page.expect_popup() as opened:
+        lines.first.get_by_role("link", name="Rows (SQL)").click()
+    expect(opened.value.locator("body")).to_contain_text("conservation")
+    expect(opened.value.locator("body")).to_contain_text(str(2 * STEPS - 1))
+
+
+def test_placement_epochs_are_listed_and_marked_on_the_steps(open_page: OpenPage) -> None:
+    """The run's page lists epochs with their verdict; the first step of one carries its mark."""
+    page = open_page("?run=page")
+    rows = page.get_by_role("table", name="Placement epochs").locator("tbody tr")
+    expect(rows.first).to_contain_text("epoch 3")
+    expect(rows.first).to_contain_text("announced")
+    expect(rows.last).to_contain_text("accepted")
+    picture(page, "overview-notices")
+    page.locator("a.tab", has_text="Steps").click()
+    marks = page.locator(".epoch-mark")
+    expect(marks).to_have_count(1)
+    marked = page.locator("#step-table tbody tr", has=page.locator(".epoch-mark"))
+    assert marked.get_attribute("data-key") == f"step {STEPS + 4}"
+    expect(marked).to_contain_text(f"accepted epoch 2 from {STEPS + 4}")
+    picture(page, "steps-epoch")
 
 
 def test_traffic_cell_equals_the_store(open_page: OpenPage, sql: Sql) -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
 
@@ -23,6 +25,8 @@ from ledger_builders import EVEN, SWAPPED, placement_span, report
 from moetrace_collectors.testing import SyntheticRun, request
 
 from .collector_process import collector, environment, moetrace
+from .prometheus_process import PROMETHEUS
+from .prometheus_process import prometheus as real_prometheus
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {"num_experts_per_tok": 2, "num_local_experts": 16}
@@ -114,6 +118,28 @@ def test_a_run_with_known_faults(simulated: Path, tmp_path: Path) -> None:
     assert "8 ranks on 2 hosts" in by_name["topology_known"]["figure"]
     for check in document["checks"]:
         assert (check["fix"] is None) == (check["status"] == "pass"), check
+
+
+@pytest.mark.skipif(PROMETHEUS is None, reason="needs prometheus")
+def test_the_rules_of_a_real_prometheus_are_counted(simulated: Path, tmp_path: Path) -> None:
+    """None before they are loaded; afterwards every alert of the project, all of them evaluating."""
+    rules = sorted((ROOT / "dashboards/generated/prometheus").glob("*.yaml"))
+    names = [
+        rule["alert"]
+        for path in rules
+        for group in yaml.safe_load(path.read_text())["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    ]
+    assert len(names) >= 20
+    for loaded, status, figure in ((rules, "pass", f"{len(names)} alert"), ([], "fail", "0 alert")):
+        with real_prometheus(tmp_path / status, {}, loaded) as server:
+            _, document = doctor("--dir", str(simulated), "--prometheus", server.address)
+            (check,) = [each for each in document["checks"] if each["name"] == "alert_rules_loaded"]
+            assert (check["status"], check["query_language"]) == (status, "http")
+            assert check["figure"] == f"{figure} rules of moetrace, 0 do not evaluate"
+            with urllib.request.urlopen(check["query"], timeout=30) as answer:
+                assert json.load(answer)["status"] == "success"
 
 
 def test_every_query_that_is_printed_runs(simulated: Path) -> None:

@@ -7,13 +7,14 @@ import json
 from collections.abc import Iterator
 from importlib import resources
 from typing import Any
+from urllib.parse import urlencode
 
 import jsonschema
 import pytest
 
 from integration.collector_process import Answer, CollectorProcess, ask
 from integration.page_collector import page_collector
-from page_store import slow_layer, slow_rank
+from page_store import EXPECTED_SITES, SEEN_SITES, VIOLATIONS, late_rank, slow_layer, slow_rank
 
 RANKS, LAYERS, EXPERTS, STEPS = 4, 3, 8, 12
 ENDPOINTS = {
@@ -23,7 +24,7 @@ ENDPOINTS = {
     "steps": "run=page&order=worth&size=5",
     "step": "run=page&step=10",
     "timeline": "run=page&step=10&ranks=0,2",
-    "loads": "run=page&mode=prefill",
+    "loads": "run=page&mode=decode&cohort=chat",
     "traffic": "run=page&mode=decode&from=0-1&to=2-3",
 }
 
@@ -73,7 +74,9 @@ def test_every_endpoint_is_published() -> None:
         resources.files("moetrace_schemas.json").joinpath("page_api.schema.json").read_text()
     )["$defs"]
     assert (
-        set(served) == set(ENDPOINTS) == set(published) - {"error", "suspect", "run", "step_entry", "matrix"}
+        set(served)
+        == set(ENDPOINTS)
+        == set(published) - {"error", "suspect", "run", "step_entry", "matrix", "notice", "epoch"}
     )
 
 
@@ -139,6 +142,68 @@ def test_loads_and_traffic_equal_the_store(server: CollectorProcess) -> None:
     assert traffic["bytes"] == [[row[1] for row in stored]]
     everything = document(server, "loads", "run=page&mode=decode&steps=5000")
     assert everything["steps"] == list(range(STEPS + 2, 2 * STEPS))
+
+
+def test_a_cohort_is_summed_alone_and_all_of_them_make_the_whole(server: CollectorProcess) -> None:
+    """Each cohort equals its rows in the store over the steps that are named; an unknown one is empty."""
+    sums = {}
+    for cohort in ("", "chat", "batch"):
+        loads = document(server, "loads", f"run=page&mode=decode&steps=4&cohort={cohort}")
+        assert (loads["cohorts"], loads["cohort"]) == (["batch", "chat"], cohort)
+        steps = ", ".join(str(step) for step in loads["steps"])
+        stored = rows(
+            server,
+            f"SELECT sum(count) FROM expert_loads FINAL WHERE count_kind = 'routed' AND step IN ({steps})"
+            + (f" AND cohort = '{cohort}'" if cohort else ""),
+        )
+        sums[cohort] = sum(map(sum, loads["experts"]["counts"]))
+        assert sums[cohort] == stored[0][0]
+        assert len(loads["steps"]) == (2 if cohort else 4)
+    assert sums["chat"] + sums["batch"] == sums[""]
+    nothing = document(server, "loads", "run=page&mode=decode&cohort=nobody")
+    assert (nothing["steps"], nothing["experts"]) == ([], None)
+
+
+def test_overview_says_a_sentence_for_each_forward_mode(server: CollectorProcess) -> None:
+    """Each mode names its own rank, however the other one fares."""
+    modes = {mode["forward_mode"]: mode for mode in document(server, "overview", "run=page")["modes"]}
+    assert modes["decode"]["headline"].startswith(f"Rank {late_rank(RANKS)} in outside")
+    assert modes["prefill"]["headline"].startswith(f"Rank {slow_rank(RANKS)} in expert_gemm")
+
+
+def test_notices_say_what_is_wrong_and_their_sql_shows_the_rows(server: CollectorProcess) -> None:
+    """A contradiction and a missed call are one line each; the SQL answers with just those rows."""
+    notices = {item["kind"]: item for item in document(server, "overview", "run=page")["notices"]}
+    assert f"conservation {VIOLATIONS} in 1 step" in notices["routing_violations"]["text"]
+    assert f"rank 1 saw {SEEN_SITES} of {EXPECTED_SITES} sites" in notices["coverage"]["text"]
+    last = 2 * STEPS - 1
+    found = {kind: _rows_behind(server, item) for kind, item in notices.items()}
+    assert [(row["step"], row["rank"], row["count"]) for row in found["routing_violations"]] == [
+        (last, 0, VIOLATIONS)
+    ]
+    assert [(row["step"], row["rank"], row["seen_sites"]) for row in found["coverage"]] == [
+        (last, 1, SEEN_SITES)
+    ]
+
+
+def _rows_behind(server: CollectorProcess, notice: dict[str, Any]) -> list[dict[str, Any]]:
+    query = {
+        "query": notice["sql"],
+        "default_format": "JSONEachRow",
+        "output_format_json_quote_64bit_integers": "0",
+        **{f"param_{name}": value for name, value in notice["parameters"].items()},
+    }
+    return [json.loads(line) for line in server.get(f"/?{urlencode(query)}").body.splitlines()]
+
+
+def test_epochs_of_the_ledger_come_with_step_and_verdict(server: CollectorProcess) -> None:
+    """Newest first, each as far as it got; the list of steps has those whose first step is known."""
+    epochs = document(server, "overview", "run=page")["epochs"]
+    assert [(epoch["version"], epoch["state"], epoch["verdict"], epoch["step"]) for epoch in epochs] == [
+        (3, "announced", "", None),
+        (2, "judged", "accepted", STEPS + 4),
+    ]
+    assert [epoch["version"] for epoch in document(server, "steps", "run=page")["epochs"]] == [2]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from ledger_builders import EVEN, SWAPPED, placement_span, report
 from moetrace_collectors.cli import main
 from moetrace_collectors.model import ExpertCounts, RankStep
 from moetrace_collectors.testing import SyntheticRun, request
+from moetrace_dashboards.queries.sql import PLACEMENT_EPOCHS
 from moetrace_schemas.enums import COUNT_KIND_CODE, CountKind
 
 from .collector_process import CollectorProcess, collector, moetrace
@@ -176,6 +177,17 @@ def test_before_and_after_are_compared(running: CollectorProcess, capsys: pytest
     assert "step_p95 ms" in out
 
 
+def test_an_annotation_has_what_it_needs_from_the_ledger(running: CollectorProcess) -> None:
+    """What a push of dashboards asks for: copies and replicas of the change, and the verdict's sentence."""
+    found = {row["placement"]: row for row in query(running, PLACEMENT_EPOCHS) if row["run_id"] == "moved"}
+    assert [int(row["is_announced"]) for row in found.values()] == [1, 1]
+    assert (found[1]["experts_copied"], found[1]["sentence"]) == (None, "")
+    second = found[2]
+    assert (second["before"], second["experts_copied"], second["copied_bytes"]) == (1, 2, 2000)
+    assert second["replicas_added"] == 0
+    assert second["sentence"].startswith("regressed -> roll back to version 1")
+
+
 def test_serving_records_are_assigned_to_epochs(
     running: CollectorProcess, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -273,7 +285,7 @@ def test_a_replay_is_recorded_and_scored_in_the_shadow(
     )  # fmt: skip
     assert (code, found["steps"]) == (0, 50)
     # What ran is what was announced, not experts in order.
-    assert not any("today's placement" in assumed for assumed in found["assumptions"])
+    assert any("today's placement is version 2 of the ledger" in told for told in found["assumptions"])
     assert sum(found["today"]["rank_loads"][0]) == pytest.approx(sum(found["proposed"]["rank_loads"][0]))
     code, out = command(
         capsys, "placement", "record", str(path), "--planner", "eplb", "--url", running.http_address,
@@ -283,6 +295,36 @@ def test_a_replay_is_recorded_and_scored_in_the_shadow(
     assert (code, row["run_id"], row["policy_version"]) == (0, "moved", "moetrace-replay/eplb")
     assert row["copied_bytes"] == row["experts_copied"] * 1_000_000
     assert row["replicas_added"] == 8
+
+
+def test_loads_of_two_epochs_are_never_summed(
+    running: CollectorProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The newest epoch is read and says so in one line; --epoch reads another, under its own mapping."""
+    arguments = ("load", "--run", "moved", "--url", running.http_address)
+    _, newest = document(capsys, "load_result.schema.json", *arguments)
+    assert (newest["placement_version"], newest["steps"]) == (2, STEPS - CHANGED_AT)
+    (line,) = [told for told in newest["warnings"] if "figures are of version" in told]
+    assert line == (
+        "the run had placement versions 1, 2: figures are of version 2 alone, the newest with counts "
+        "(--epoch for another)"
+    )
+    _, first = document(capsys, "load_result.schema.json", *arguments, "--epoch", "1")
+    assert first["placement_version"] == 1
+    assert 0 < first["steps"] <= CHANGED_AT
+    assert any("where version 1 of the ledger has them" in told for told in first["warnings"])
+    _, replayed = document(
+        capsys, "replay_result.schema.json", "replay", "--run", "moved", "--url", running.http_address
+    )
+    assert replayed["placement_version"] == 2
+    assert replayed["costs"]["expert_bytes"] == 1000
+    assert (
+        "today's placement is version 2 of the ledger (else tell it with --placement)"
+        in (replayed["assumptions"])
+    )
+    assert any("as the ledger says" in told for told in replayed["assumptions"])
+    assert main([*arguments, "--epoch", "7"]) == 2
+    assert "--epoch 7: run moved has no step under it: versions are 1, 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -318,6 +360,30 @@ def test_metrics_tell_what_happened(running: CollectorProcess) -> None:
     assert running.metric("moetrace_placement_copied_bytes_total") == 2000
     assert running.metric("moetrace_placement_rollback_version") == 1
     assert running.metric("moetrace_placement_verdicts_total") == 1
+
+
+def test_a_verdict_is_written_into_the_ledger(
+    running: CollectorProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Through the running collector as a row of event judged; the same comparison again adds none."""
+    arguments = ("placement", "compare", "--url", running.http_address, "--run", "moved", "--record")
+    before = len(query(running, "SELECT sequence FROM placement_ledger WHERE run_id = 'moved'"))
+    for _ in range(2):
+        assert main([*arguments, "--json"]) == 1
+        said = capsys.readouterr()
+        assert f"row {before} of the ledger of run moved: regressed" in said.err
+    _, listed = document(
+        capsys, "placement_ledger.schema.json", "placement", "list", "--url", running.http_address
+    )
+    assert len(listed["rows"]) == before + 1
+    row = listed["rows"][-1]
+    assert (row["event"], row["version"], row["verdict"], row["rollback_version"]) == (
+        "judged", 2, "regressed", 1,
+    )  # fmt: skip
+    assert row["document"] == json.loads(said.out)
+    assert command(capsys, "placement", "verify", "--url", running.http_address)[0] == 0
+    assert main([*arguments, "--pool", "0", "--against", "1"]) == 2
+    assert "a verdict belongs to a placement version" in capsys.readouterr().err
 
 
 def test_counts_of_slots_are_stored_as_counts_of_experts(tmp_path: Path) -> None:
@@ -357,7 +423,31 @@ def test_counts_of_slots_are_stored_as_counts_of_experts(tmp_path: Path) -> None
         assert done.returncode == 0, done.stderr
         warnings = json.loads(done.stdout)["warnings"]
         assert any("8 under version 1, 8 under version 2, 12 under version 9" in text for text in warnings)
+        # Version 1 came back after version 2: both of its stays are read, and nothing between them.
+        first = json.loads(
+            moetrace("load", "--run", "slots", "--url", process.http_address, "--epoch", "1", "--json").stdout
+        )
+        assert (first["placement_version"], first["steps"], first["experts"]) == (1, 2, 8)
+        assert first["layers"][0]["tokens"] == 2 * slots.sum()
+        assert first["layers"][0]["hot_experts"][0] == {"expert": 0, "tokens": 24, "share": 24 / 38}
         assert process.terminate() == 0
+
+
+def test_without_a_collector_a_verdict_is_written_itself(tmp_path: Path) -> None:
+    """Also of a version whose map nobody announced, and once only."""
+    directory = tmp_path / "run"
+    with collector(directory) as process:
+        for step in range(8):
+            ranks = [replace(rank, placement_version=1 + step // 4) for rank in RUN.step(step)]
+            assert process.post(request(ranks).SerializeToString()).status == 200
+        assert process.terminate() == 0
+    for _ in range(2):
+        done = moetrace("placement", "compare", "--dir", str(directory), "--settle", "0", "--record")
+        assert done.returncode == 3, done.stderr
+        assert "of the ledger of run moved: not enough evidence" in done.stderr
+    listed = json.loads(moetrace("placement", "list", "--dir", str(directory), "--json").stdout)["rows"]
+    assert [row["event"] for row in listed] == ["applied", "applied", "judged"]
+    assert moetrace("placement", "verify", "--dir", str(directory)).returncode == 0
 
 
 def test_without_a_collector_the_store_is_written_to_itself(tmp_path: Path) -> None:

@@ -6,9 +6,14 @@ import argparse
 import importlib
 import json
 import sys
+from typing import TYPE_CHECKING
 
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.ledger.arguments import add_store_arguments, open_store
+
+if TYPE_CHECKING:
+    from moetrace_collectors.ledger.chain import Link
+    from moetrace_collectors.views.store_rows import Store
 
 HELP = "record, list and verify placement changes; compare before and after; score a proposal"
 PARTS = {
@@ -19,6 +24,8 @@ PARTS = {
     "compare": "compare steps before and after a change: accepted, regressed, or not enough evidence",
     "shadow": "score a proposed placement on recorded or live traffic without applying it",
 }
+PROGRESS_ROWS = 500
+"""Between two lines of progress; a shorter chain needs none."""
 _MODULES = {"record": "placement_record", "compare": "placement_compare", "shadow": "placement_shadow"}
 
 
@@ -93,8 +100,8 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from moetrace_collectors.ledger.chain import verify
-    from moetrace_collectors.ledger.reading import choose_ledger, ledger_runs, read_ledger, verify_document
+    from moetrace_collectors.ledger.chain import verify_links
+    from moetrace_collectors.ledger.reading import choose_ledger, ledger_runs, verify_document
 
     if arguments.head is not None and arguments.run_id is None:
         raise UsageError("--head: a hash belongs to one run; give --run too")
@@ -104,9 +111,9 @@ def _verify(arguments: argparse.Namespace) -> int:
             choose_ledger(store, arguments.run_id)
         runs = ledger_runs(store) if arguments.run_id is None else [arguments.run_id]
         for run_id in runs:
-            rows = read_ledger(store, run_id)
-            faults = verify(rows, expected_head=arguments.head)
-            documents.append(verify_document(run_id, rows, faults))
+            links = _links(store, run_id)
+            faults = verify_links(links, expected_head=arguments.head)
+            documents.append(verify_document(run_id, links, faults))
     if arguments.json:
         sys.stdout.write(json.dumps({"ledgers": documents}) + "\n")
     else:
@@ -120,3 +127,19 @@ def _verify(arguments: argparse.Namespace) -> int:
         if not documents:
             print("no ledger yet: nothing was announced or recorded")
     return 0 if all(document["sound"] for document in documents) else 1
+
+
+def _links(store: Store, run_id: str) -> list[Link]:
+    """Every row of a run, hashed; says how far it is on a terminal."""
+    from moetrace_collectors.ledger.chain import link
+    from moetrace_collectors.ledger.reading import count_rows, ledger_rows_of
+
+    total = count_rows(store, run_id)[0] if sys.stderr.isatty() else 0
+    links: list[Link] = []
+    for row in ledger_rows_of(store, run_id):
+        links.append(link(row))
+        if total >= PROGRESS_ROWS and len(links) % PROGRESS_ROWS == 0:
+            print(f"\rrun {run_id}: {len(links)} of {total} rows", end="", file=sys.stderr, flush=True)
+    if total >= PROGRESS_ROWS:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    return links

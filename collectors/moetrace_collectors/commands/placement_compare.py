@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.ledger.arguments import add_store_arguments, open_store
@@ -47,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--settle", type=_whole, default=5, metavar="STEPS", help="left out behind a change (default: 5)"
     )
+    parser.add_argument(
+        "--record", action="store_true", help="write the verdict into the ledger, as a row of event judged"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
 
 
@@ -73,6 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.requests is not None and (by_pool or arguments.canary is not None):
         raise UsageError("--requests: records are assigned to placement versions; leave it out with pools")
+    if arguments.record and (by_pool or arguments.canary is not None):
+        raise UsageError(
+            "--record: a verdict belongs to a placement version; leave it out with pools and runs"
+        )
     with open_store(arguments) as store:
         run_id = choose_run(store, arguments.run_id)
         if by_pool:
@@ -84,11 +91,28 @@ def run(arguments: argparse.Namespace) -> int:
             before, after = _versions(store, run_id, arguments)
         limits, rollback = _limits(store, run_id, after.version, arguments)
     result = compare(before, after, limits, rollback_version=rollback)
+    found = comparison_document(result, run_id=run_id)
     if arguments.json:
-        sys.stdout.write(json.dumps(comparison_document(result, run_id=run_id), allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps(found, allow_nan=False) + "\n")
     else:
         sys.stdout.write(comparison_text(result))
+    if arguments.record:
+        assert after.version is not None
+        _record(arguments, found, run_id, after.version)
     return EXIT_CODES[result.verdict.value]
+
+
+def _record(arguments: argparse.Namespace, document: dict[str, Any], run_id: str, version: int) -> None:
+    from moetrace_collectors.ledger.verdict_record import record_verdict
+    from moetrace_collectors.ledger.writing import write_target
+
+    sys.stdout.flush()
+    row = record_verdict(
+        write_target(arguments), document, run_id=run_id, version=version, database=arguments.database
+    )
+    print(
+        f"row {row.sequence} of the ledger of run {run_id}: {row.verdict.replace('_', ' ')}", file=sys.stderr
+    )
 
 
 def _pools(store: Store, run_id: str, arguments: argparse.Namespace) -> tuple[Side, Side]:

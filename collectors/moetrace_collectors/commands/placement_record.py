@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +14,9 @@ from moetrace_collectors.ledger.arguments import add_store_arguments
 if TYPE_CHECKING:
     from moetrace_collectors.ledger.chain import LedgerRow
     from moetrace_collectors.ledger.recorder import Outcome
+    from moetrace_collectors.ledger.writing import Target
     from moetrace_collectors.model import PlacementReport
     from moetrace_collectors.views.store_rows import Store
-
-WAIT_S = 10.0
-"""How long a running collector may take until the row can be read."""
-POLL_S = 0.05
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,13 +45,14 @@ def run(arguments: argparse.Namespace) -> int:
     from moetrace_collectors.ledger.reading import ledger_text, row_document
     from moetrace_collectors.ledger.record_file import read_record
     from moetrace_collectors.ledger.recorder import Outcome
+    from moetrace_collectors.ledger.writing import write_target
 
     record = read_record(arguments.file, planner=arguments.planner)
-    url, dsn, directory = _target(arguments)
-    if url is not None:
-        outcome, row = _through_collector(url, arguments, record)
+    target = write_target(arguments)
+    if target.url is not None:
+        outcome, row = _through_collector(target.url, arguments, record)
     else:
-        outcome, row = _into_store(dsn, directory, arguments, record)
+        outcome, row = _into_store(target, arguments, record)
     if row is None:
         print(
             f"moetrace: {arguments.file}: {outcome.value}: this version has another mapping in the ledger; "
@@ -69,24 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
         told = "" if outcome is Outcome.RECORDED else " (it was there already)"
         sys.stdout.write(f"{outcome.value}{told}\n{ledger_text([row])}")
     return 0
-
-
-def _target(arguments: argparse.Namespace) -> tuple[str | None, str, Path | None]:
-    """(URL of a running collector, or DSN and run directory of a store that this process opens)."""
-    from moetrace_collectors.run_directory import RunDirectory, newest_run_directory, open_run_directory
-    from moetrace_collectors.store import parse_store
-
-    if arguments.url is not None:
-        return arguments.url, "", None
-    if arguments.dsn is not None:
-        path = parse_store(arguments.dsn).embedded_path
-        if path is None:
-            return None, arguments.dsn, None
-        directory = RunDirectory(path=path.parent)
-    else:
-        directory = open_run_directory(arguments.dir) if arguments.dir is not None else newest_run_directory()
-    live = directory.live_owner()
-    return (None, directory.dsn, directory.path) if live is None else (live.http_address, "", None)
 
 
 def _report(arguments: argparse.Namespace, record: object, store: Store) -> PlacementReport:
@@ -120,10 +99,10 @@ def _report(arguments: argparse.Namespace, record: object, store: Store) -> Plac
 
 
 def _next_version(store: Store, run_id: str) -> int:
-    from moetrace_collectors.ledger.reading import read_ledger
+    from moetrace_collectors.ledger.reading import count_rows
     from moetrace_collectors.ledger.store_samples import read_epochs
 
-    used = [row.version for row in read_ledger(store, run_id)]
+    used = [count_rows(store, run_id)[1]]
     used += [epoch.version for epoch in read_epochs(store, run_id)]
     return 1 + max(used, default=0)
 
@@ -134,6 +113,7 @@ def _through_collector(
     from moetrace_collectors.ledger import ledger_rows
     from moetrace_collectors.ledger.placement_request import send
     from moetrace_collectors.ledger.recorder import Outcome
+    from moetrace_collectors.ledger.writing import wait_for_row
     from moetrace_collectors.views.store_rows import HttpStore
 
     store = HttpStore(url, database=arguments.database)
@@ -153,44 +133,13 @@ def _through_collector(
     if any(row.digest != digest for row in before):
         return Outcome.CONFLICTING, None
     send(url, report, world_size=max(report.mapping.num_ranks, 1))
-    give_up = time.monotonic() + WAIT_S
-    while (row := same(found())) is None:
-        if time.monotonic() > give_up:
-            raise UsageError(
-                f"the collector at {url} took the placement and has not written it after {WAIT_S:g} s: look "
-                "at its log"
-            )
-        time.sleep(POLL_S)
-    return Outcome.RECORDED, row
+    return Outcome.RECORDED, wait_for_row(url, "placement", lambda: same(found()))
 
 
 def _into_store(
-    dsn: str, directory: Path | None, arguments: argparse.Namespace, record: object
+    target: Target, arguments: argparse.Namespace, record: object
 ) -> tuple[Outcome, LedgerRow | None]:
-    from moetrace_collectors import owner
-    from moetrace_collectors.ledger.client_store import ClientLedgerStore
-    from moetrace_collectors.ledger.recorder import Recorder
-    from moetrace_collectors.migrate import migrate
-    from moetrace_collectors.store import open_client, parse_store
-    from moetrace_collectors.views.store_rows import ClientStore
+    from moetrace_collectors.ledger.writing import open_recorder
 
-    address = parse_store(dsn)
-    if address.embedded_path is not None and not address.embedded_path.is_dir():
-        raise UsageError(f"no store at {address.display}: give a run directory with --dir")
-    ownership = None if directory is None else owner.acquire(directory, address)
-    try:
-        client = open_client(address)
-        try:
-            migrate(client, database=arguments.database)
-            with ClientStore(dsn, database=arguments.database) as store:
-                report = _report(arguments, record, store)
-            recorder = Recorder(
-                ClientLedgerStore(client, database=arguments.database),
-                unix_ms=lambda: time.time_ns() // 1_000_000,
-            )
-            return recorder.record(report)
-        finally:
-            client.close()
-    finally:
-        if ownership is not None:
-            ownership.release()
+    with open_recorder(target, database=arguments.database) as (recorder, store):
+        return recorder.record(_report(arguments, record, store))

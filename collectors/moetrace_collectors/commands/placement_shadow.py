@@ -7,18 +7,13 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from moetrace_collectors.ledger.arguments import open_store
 from moetrace_collectors.load.source_arguments import (
     add_source_arguments,
     positive,
     positive_number,
     read_loads,
 )
-
-if TYPE_CHECKING:
-    from moetrace_schemas.placement import PlacementMap
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,9 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
     today = None
     if arguments.placement is not None:
         today = read_placement(arguments.placement, num_experts=num_experts, num_ranks=mapping.num_ranks)
-    elif arguments.path is None:
-        in_force = _in_force(arguments)
-        today = None if in_force is None else placement_of_layers(in_force, series.layers.tolist())
     coactivation = None
     if arguments.routes is not None:
         coactivation = read_coactivation(arguments.routes, num_experts=num_experts)
@@ -100,12 +92,3 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         sys.stdout.write(shadow_text(case, found, **told))
     return 0
-
-
-def _in_force(arguments: argparse.Namespace) -> PlacementMap | None:
-    """What the ledger says that the newest steps ran under."""
-    from moetrace_collectors.ledger.reading import mapping_in_force
-    from moetrace_collectors.views.store_reader import choose_run
-
-    with open_store(arguments) as store:
-        return mapping_in_force(store, choose_run(store, arguments.run_id))

@@ -75,7 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(_cookbook())
         return 0
     try:
-        result = _result(arguments, _query(arguments))
+        query = _query(arguments)
+        result = _result(arguments, query)
     except QueryError as error:
         print(f"moetrace: {first_line(error, limit=1000)}", file=sys.stderr)
         return 1
@@ -83,6 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
     if result and not result.endswith(b"\n"):
         sys.stdout.buffer.write(b"\n")
     sys.stdout.buffer.flush()
+    if arguments.cookbook is not None and not result.strip():
+        asked = ", ".join(f"{name}={value}" for name, value in query.parameters.items())
+        print(f"moetrace: no row answers that ({asked}); others: --param NAME=VALUE", file=sys.stderr)
     return 0
 
 

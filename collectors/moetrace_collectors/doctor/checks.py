@@ -99,11 +99,19 @@ def model_shape(rows: Rows, shape: ModelShape | None) -> Finding:
 
 
 def drops(rows: Rows) -> Finding:
-    """Hardly any pair is dropped or out of range."""
+    """No step is missing where every one is sampled, and hardly any pair is dropped or out of range."""
     row = rows[0]
     routed, dropped, invalid = (int(row[name]) for name in ("routed", "dropped", "invalid"))
     total = routed + dropped + invalid
     figure = f"{dropped} dropped and {invalid} out of range of {total} pairs"
+    lost = int(row["lost_rank_steps"] or 0)
+    if lost:
+        return failed(
+            f"{lost} steps of ranks missing, {figure}",
+            "every step is sampled, and numbers between a rank's first and last step never came",
+            "see moetrace_self_dropped_steps_total of the ranks: more buffers or queue_steps, or a spool_dir "
+            "for when the collector is away; numbers that the job itself skips are no loss",
+        )
     if not total:
         return unknown("no counts", "no expert was counted", "switch counting on and record some steps")
     if (dropped + invalid) / total > MAX_LOST:
@@ -220,8 +228,8 @@ def overlap(rows: Rows) -> Finding:
         return unknown("no exchange", "no exchange is recorded", "nothing, without expert parallelism")
     share = exchange / max(rank, 1)
     figure = (
-        f"exchanges are {share:.0%} of the ranks' time; {beside / exchange:.0%} of it launched beside "
-        f"compute; {int(row['layers_with_shared_expert'])} layers with a shared expert, "
+        f"exchanges are {share:.0%} of the ranks' time; {beside / exchange:.0%} of it on a stream "
+        f"beside compute; {int(row['layers_with_shared_expert'])} layers with a shared expert, "
         f"{int(row['microbatches'])} microbatches"
     )
     if beside:

@@ -45,7 +45,15 @@ DROPS = """
 SELECT
     sumIf(count, count_kind = 'routed') AS routed,
     sumIf(count, count_kind = 'dropped') AS dropped,
-    sumIf(count, count_kind = 'invalid') AS invalid
+    sumIf(count, count_kind = 'invalid') AS invalid,
+    (
+        SELECT sum(lost) FROM
+        (
+            SELECT max(step) - min(step) + 1 - uniqExact(step) AS lost
+            FROM {db}.rank_steps FINAL WHERE run_id = '{run}'
+            GROUP BY rank HAVING max(sample_period) = 1
+        )
+    ) AS lost_rank_steps
 FROM {db}.expert_loads FINAL WHERE run_id = '{run}'
 """
 
@@ -119,7 +127,7 @@ WHERE run_id = '{run}' AND count_kind = 'received'
 OVERLAP = """
 SELECT
     sumIf(duration_ns, is_barrier = 1) AS exchange_ns,
-    sumIf(duration_ns, is_barrier = 1 AND (stream > 0 OR bitAnd(flags, 16) > 0)) AS asynchronous_ns,
+    sumIf(duration_ns, is_barrier = 1 AND stream > 0) AS asynchronous_ns,
     sumIf(duration_ns, stream = 0) AS rank_ns,
     uniqExactIf(layer, phase = 'shared_expert') AS layers_with_shared_expert,
     (SELECT uniqExact(microbatch) FROM {db}.phase_spans FINAL WHERE run_id = '{run}') AS microbatches

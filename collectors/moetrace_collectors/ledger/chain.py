@@ -13,7 +13,7 @@ the last hash elsewhere (`moetrace placement verify` prints it) and give it as t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -52,6 +52,26 @@ class LedgerRow:
     row_hash: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What a verification needs of a row: a chain of many mappings is never held in memory."""
+
+    sequence: int
+    time_unix_ms: int
+    event: str
+    version: int
+    previous_hash: str
+    row_hash: str
+    """As the row says."""
+    content_hash: str
+    """Of what the row holds."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the row holds what it was written with."""
+        return self.content_hash == self.row_hash
+
+
 class FaultKind(StrEnum):
     """What is wrong with a chain."""
 
@@ -87,15 +107,33 @@ def append(head: LedgerRow | None, row: LedgerRow) -> LedgerRow:
     return replace(linked, row_hash=hash_row(linked))
 
 
-def verify(rows: Sequence[LedgerRow], *, expected_head: str | None = None) -> tuple[Fault, ...]:
+def link(row: LedgerRow) -> Link:
+    """Hash a row."""
+    return Link(
+        sequence=row.sequence,
+        time_unix_ms=row.time_unix_ms,
+        event=row.event,
+        version=row.version,
+        previous_hash=row.previous_hash,
+        row_hash=row.row_hash,
+        content_hash=hash_row(row),
+    )
+
+
+def verify(rows: Iterable[LedgerRow], *, expected_head: str | None = None) -> tuple[Fault, ...]:
+    """Every fault of one run's chain; see `verify_links`."""
+    return verify_links([link(row) for row in rows], expected_head=expected_head)
+
+
+def verify_links(links: Iterable[Link], *, expected_head: str | None = None) -> tuple[Fault, ...]:
     """Every fault of one run's chain, in order of rows.
 
     Args:
-        rows: of one run, in any order; a row that is there twice, alike in everything, is one.
+        links: of one run, in any order; a row that is there twice, alike in everything, is one.
         expected_head: hash of a row that is known to have been written.
     """
-    chain = sorted(set(rows), key=lambda row: (row.sequence, row.time_unix_ms, row.row_hash))
-    faults = [_changed(row) for row in chain if hash_row(row) != row.row_hash]
+    chain = sorted(set(links), key=lambda row: (row.sequence, row.time_unix_ms, row.row_hash))
+    faults = [_changed(row) for row in chain if not row.is_whole]
     if chain and chain[0].sequence > 0:
         faults.append(_missing(0, chain[0].sequence))
     owner = {row.row_hash: row for row in chain}
@@ -106,7 +144,7 @@ def verify(rows: Sequence[LedgerRow], *, expected_head: str | None = None) -> tu
             faults.append(_forked(row))
         elif row.sequence > before.sequence + 1:
             faults.append(_missing(before.sequence + 1, row.sequence))
-        elif row.previous_hash != before.row_hash and _is_whole(before) and _is_whole(row):
+        elif row.previous_hash != before.row_hash and before.is_whole and row.is_whole:
             # A row whose own hash is broken has been named already, with what follows from it.
             faults.append(_reordered(row, before, owner))
     if expected_head is not None and expected_head not in owner:
@@ -122,16 +160,12 @@ def verify(rows: Sequence[LedgerRow], *, expected_head: str | None = None) -> tu
     return tuple(sorted(faults, key=lambda fault: fault.sequence))
 
 
-def _is_whole(row: LedgerRow) -> bool:
-    return hash_row(row) == row.row_hash
-
-
-def _changed(row: LedgerRow) -> Fault:
+def _changed(row: Link) -> Fault:
     return Fault(
         kind=FaultKind.CHANGED,
         sequence=row.sequence,
         sentence=f"row {row.sequence} ({row.event}, version {row.version}) was changed: its columns give "
-        f"hash {hash_row(row)[:12]}..., it says {row.row_hash[:12]}...",
+        f"hash {row.content_hash[:12]}..., it says {row.row_hash[:12]}...",
     )
 
 
@@ -140,7 +174,7 @@ def _missing(first: int, end: int) -> Fault:
     return Fault(kind=FaultKind.MISSING, sequence=first, sentence=f"{what} missing")
 
 
-def _forked(row: LedgerRow) -> Fault:
+def _forked(row: Link) -> Fault:
     return Fault(
         kind=FaultKind.FORKED,
         sequence=row.sequence,
@@ -149,7 +183,7 @@ def _forked(row: LedgerRow) -> Fault:
     )
 
 
-def _reordered(row: LedgerRow, before: LedgerRow | None, owner: dict[str, LedgerRow]) -> Fault:
+def _reordered(row: Link, before: Link | None, owner: dict[str, Link]) -> Fault:
     follows = owner.get(row.previous_hash)
     place = "at the start" if before is None else f"behind row {before.sequence}"
     if follows is not None:

@@ -28,10 +28,20 @@ SELECT {_SELECTED}, toUnixTimestamp64Milli(time) AS time_unix_ms
 FROM {{database:Identifier}}.{LEDGER_TABLE} AS l
 WHERE l.run_id = {{run:String}}"""
 
-ALL_ROWS = f"{_FROM} ORDER BY sequence, row_hash"
+PAGE_ROWS = 200
+"""Rows read at once: a row holds a whole mapping, and a collector limits what an answer may hold."""
+PAGE = f"{_FROM} AND l.sequence >= {{first:UInt64}} ORDER BY sequence, row_hash LIMIT {PAGE_ROWS}"
+AT_SEQUENCE = f"{_FROM} AND l.sequence = {{first:UInt64}} ORDER BY row_hash"
+NUM_ROWS = """
+SELECT count() AS num_rows, max(version) AS newest_version
+FROM {database:Identifier}.placement_ledger WHERE run_id = {run:String}
+"""
 HEAD = f"{_FROM} ORDER BY sequence DESC LIMIT 1"
 OF_VERSION = (
     f"{_FROM} AND l.version = {{version:UInt32}} AND l.event IN ('announced', 'proposed') ORDER BY sequence"
+)
+JUDGED_OF_VERSION = (
+    f"{_FROM} AND l.version = {{version:UInt32}} AND l.event = 'judged' ORDER BY sequence DESC"
 )
 NEWEST_MAPPINGS = f"{_FROM} AND l.event = 'announced' ORDER BY sequence DESC LIMIT {MAX_MAPPINGS}"
 NEWEST_APPLIED = f"{_FROM} AND l.event = 'applied' ORDER BY sequence DESC LIMIT 1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import urllib.error
 import urllib.request
+from http import HTTPStatus
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
@@ -13,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from moetrace_collectors.access.client import client_access, explain
+from moetrace_collectors.access.client import TOKEN, TOKEN_FILE, client_access, explain
 from moetrace_collectors.access.scopes import Scope
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.model import PlacementReport
@@ -59,6 +60,7 @@ def placement_request(
         attributes.PLACEMENT_WEIGHTS: (
             canonical_json(dict(terms.weight_digests)).decode() if terms.weight_digests else None
         ),
+        attributes.PLACEMENT_COMPARISON: report.comparison or None,
     }
     trace = identity.trace_id(report.run_id, report.step)
     span = Span(
@@ -96,6 +98,11 @@ def send(url: str, report: PlacementReport, *, world_size: int) -> None:
     except urllib.error.HTTPError as error:
         if (told := explain(url, error, scope=Scope.INGEST)) is not None:
             raise UsageError(told) from error
+        if error.code == HTTPStatus.FORBIDDEN:
+            raise UsageError(
+                f"the collector at {url} refuses the token: set {TOKEN_FILE} (or {TOKEN}) to one with scope "
+                f"{Scope.INGEST}"
+            ) from error
         raise UsageError(f"the collector at {url} answered {error.code}: try again later") from error
     except (OSError, ValueError) as error:
         if (told := explain(url, error)) is not None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.ledger import ledger_rows as names
-from moetrace_collectors.ledger.chain import Fault, LedgerRow
+from moetrace_collectors.ledger.chain import Fault, LedgerRow, Link
 from moetrace_collectors.ledger.transition import mapping_of, overlay
 from moetrace_collectors.views.store_rows import Store
 from moetrace_schemas.enums import PlacementEvent
@@ -41,22 +41,42 @@ def choose_ledger(store: Store, run_id: str | None) -> str:
 
 def read_ledger(store: Store, run_id: str) -> list[LedgerRow]:
     """All rows of a run, by sequence."""
-    return [names.ledger_row(row) for row in store.rows(names.ALL_ROWS, {"run": run_id})]
+    return list(ledger_rows_of(store, run_id))
 
 
-def mapping_in_force(store: Store, run_id: str) -> PlacementMap | None:
-    """The mapping that the newest steps of a run ran under, as it was announced; None where none was."""
-    values = {"run": run_id}
-    applied = store.rows(names.NEWEST_APPLIED, values)
-    if not applied:
-        return None
-    version = names.ledger_row(applied[0]).version
+def ledger_rows_of(store: Store, run_id: str) -> Iterator[LedgerRow]:
+    """All rows of a run, by sequence, a page in memory at a time."""
+    first = 0
+    while True:
+        page = [names.ledger_row(row) for row in store.rows(names.PAGE, {"run": run_id, "first": first})]
+        if len(page) < names.PAGE_ROWS:
+            yield from page
+            return
+        # Rows of a fork share a number: those of the last one are read together.
+        last = page[-1].sequence
+        yield from (row for row in page if row.sequence < last)
+        forked = store.rows(names.AT_SEQUENCE, {"run": run_id, "first": last})
+        yield from (names.ledger_row(row) for row in forked)
+        first = last + 1
+
+
+def count_rows(store: Store, run_id: str) -> tuple[int, int]:
+    """Rows of a run's ledger, and the highest version in it."""
+    (row,) = store.rows(names.NUM_ROWS, {"run": run_id})
+    return int(row["num_rows"]), int(row["newest_version"])
+
+
+def announced(store: Store, run_id: str, version: int) -> tuple[PlacementMap | None, int | None]:
+    """Mapping and bytes of an expert as they were announced of a version; None for what was not."""
     found: PlacementMap | None = None
-    for row in store.rows(names.OF_VERSION, {**values, "version": version}):
+    expert_bytes: int | None = None
+    for row in store.rows(names.OF_VERSION, {"run": run_id, "version": version}):
         told = names.ledger_row(row)
         if told.event == PlacementEvent.ANNOUNCED:
             found = overlay(found, mapping_of(told))
-    return found
+            size = json.loads(told.document).get("memory", {}).get("expert_bytes")
+            expert_bytes = expert_bytes if size is None else int(size)
+    return found, expert_bytes
 
 
 def row_document(row: LedgerRow, *, with_mapping: bool) -> dict[str, Any]:
@@ -125,12 +145,12 @@ def _what(row: LedgerRow) -> str:
     return ", ".join(parts) or "mapping not known"
 
 
-def verify_document(run_id: str, rows: Sequence[LedgerRow], faults: Sequence[Fault]) -> dict[str, Any]:
-    """What a verification found, as plain JSON types."""
+def verify_document(run_id: str, links: Sequence[Link], faults: Sequence[Fault]) -> dict[str, Any]:
+    """What a verification found, as plain JSON types; links in order."""
     return {
         "run_id": run_id,
-        "rows": len(rows),
-        "head": rows[-1].row_hash if rows else None,
+        "rows": len(links),
+        "head": links[-1].row_hash if links else None,
         "sound": not faults,
         "faults": [
             {"kind": fault.kind.value, "sequence": fault.sequence, "sentence": fault.sentence}

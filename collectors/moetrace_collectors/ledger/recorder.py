@@ -11,11 +11,10 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from moetrace_collectors.ledger.chain import LedgerRow, append
-from moetrace_collectors.ledger.comparison import Comparison
 from moetrace_collectors.ledger.transition import applied_row, judged_row, mapping_of, mapping_row, overlay
 from moetrace_collectors.model import PlacementReport
 from moetrace_schemas.enums import PlacementEvent
-from moetrace_schemas.placement import PlacementMap
+from moetrace_schemas.placement import PlacementMap, canonical_json
 
 
 class LedgerStore(Protocol):
@@ -103,27 +102,34 @@ class Recorder:
             )
         )
 
-    def judged(
-        self, comparison: Comparison, document: dict[str, Any], *, run_id: str, version: int
-    ) -> LedgerRow:
-        """Append what a change was judged to be."""
+    def judged(self, document: dict[str, Any], *, run_id: str, version: int) -> tuple[Outcome, LedgerRow]:
+        """Append what a change was judged to be, unless that is what the last row says."""
+        text = canonical_json(document).decode()
+        head = self._store.head(run_id)
+        if head is not None and (head.event, head.version, head.document) == (
+            PlacementEvent.JUDGED,
+            version,
+            text,
+        ):
+            return Outcome.REPEATED, head
         mapped = [
             row for row in self._store.of_version(run_id, version) if row.event == PlacementEvent.ANNOUNCED
         ]
         applied = self._store.newest_applied(run_id)
         is_current = applied is not None and applied.version == version
-        return self.append(
+        row = self.append(
             judged_row(
                 run_id=run_id,
                 version=version,
                 before_version=applied.previous_version if applied is not None and is_current else 0,
-                rollback_version=comparison.rollback_version or 0,
+                rollback_version=document["rollback_version"] or 0,
                 digest=mapped[-1].digest if mapped else "",
-                verdict=comparison.verdict.value,
-                document=document,
+                verdict=document["verdict"],
+                document=text,
                 time_unix_ms=self._unix_ms(),
             )
         )
+        return Outcome.RECORDED, row
 
     def append(self, row: LedgerRow) -> LedgerRow:
         """Link a row behind the last one and write it."""

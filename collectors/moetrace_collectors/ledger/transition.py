@@ -217,10 +217,10 @@ def judged_row(
     rollback_version: int,
     digest: str,
     verdict: str,
-    document: dict[str, Any],
+    document: str,
     time_unix_ms: int,
 ) -> LedgerRow:
-    """The row of a comparison."""
+    """The row of a comparison; the document is canonical JSON."""
     return LedgerRow(
         run_id=run_id,
         sequence=0,
@@ -231,7 +231,7 @@ def judged_row(
         rollback_version=rollback_version,
         digest=digest,
         verdict=verdict,
-        document=canonical_json(document).decode(),
+        document=document,
     )
 
 

@@ -18,8 +18,10 @@ from moetrace_collectors.load.series import LoadSeries
 from moetrace_collectors.load.stability import Stability, split_windows, stability, window_edges
 from moetrace_collectors.model import FloatArray, IntArray
 
-MEASURED, PLACEMENT, CONTIGUOUS, NONE = "measured", "placement", "contiguous", "none"
-"""Where rank loads come from: rows that ranks counted, a given placement, experts in order, nowhere."""
+MEASURED, PLACEMENT, LEDGER = "measured", "placement", "ledger"
+CONTIGUOUS, NONE = "contiguous", "none"
+"""Where rank loads come from: rows that ranks counted, a given placement, the one that was announced, experts
+in order, nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,10 +187,22 @@ def _placement(
             placement, num_layers=num_layers, num_experts=num_experts, num_ranks=options.num_ranks
         )
         return fitted, PLACEMENT
-    num_ranks = options.num_ranks or series.num_ranks
+    announced = None if series.placement is None else series.placement.num_ranks
+    num_ranks = options.num_ranks or series.num_ranks or announced
     if num_ranks is None:
         return None, NONE
     recorded = series.received is not None and num_ranks == series.num_ranks
+    if series.placement is not None:
+        if series.placement.num_ranks == num_ranks:
+            warnings.append(
+                f"experts are where version {series.placement_version} of the ledger has them (--placement "
+                "for another mapping)"
+            )
+            return series.placement, MEASURED if recorded else LEDGER
+        warnings.append(
+            f"the ledger's mapping is of {series.placement.num_ranks} ranks, asked for are {num_ranks}: it "
+            "is not used"
+        )
     if num_experts % num_ranks:
         if recorded or options.num_ranks is None:
             warnings.append(

@@ -125,6 +125,13 @@ def cross_node_share(pairs: CoActivation, placement: Placement, *, num_nodes: in
     return share
 
 
+def apart_across(placement: Placement, *, num_nodes: int) -> FloatArray:
+    """[L - 1, E, E]: chance that an expert, and one of the layer after it, sit on different nodes."""
+    share = node_share(placement, num_nodes)
+    apart: FloatArray = np.clip(1.0 - share[:-1] @ share[1:].transpose(0, 2, 1), 0.0, 1.0)
+    return apart
+
+
 def top_pairs(
     pairs: CoActivation, placement: Placement, *, num_nodes: int, count: int
 ) -> tuple[ExpertPair, ...]:

@@ -26,9 +26,14 @@ class Communication:
     measured: bool
     """Recorded exchanges (True), or counts sent through the placement."""
 
+    def received(self) -> FloatArray:
+        """[L, R]: rows that each destination received from other ranks."""
+        arrived: FloatArray = _without_self(self.rows).sum(axis=1)
+        return arrived
+
     def received_ratio(self) -> FloatArray:
         """[L]: max / mean over destinations of the rows received from other ranks."""
-        return max_mean_ratio(_without_self(self.rows).sum(axis=1))
+        return max_mean_ratio(self.received())
 
     def cross_node_ratio(self, num_nodes: int) -> FloatArray:
         """[L]: part of the rows that leave their node; 0.0 where nothing was sent."""

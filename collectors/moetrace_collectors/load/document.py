@@ -14,9 +14,17 @@ import numpy as np
 
 from moetrace_collectors.load.analysis import LoadAnalysis, LoadWindow
 from moetrace_collectors.load.balancedness import DEFINITIONS, balancedness_layer
-from moetrace_collectors.load.figures import PERCENTILES, hottest, load_figures, max_mean_ratio
+from moetrace_collectors.load.coactivation import apart_across
+from moetrace_collectors.load.figures import (
+    PERCENTILES,
+    LoadFigures,
+    hottest,
+    load_figures,
+    max_mean_ratio,
+)
 from moetrace_collectors.load.hot_spot_scan import HotSpotFinding
 from moetrace_collectors.load.kernel_shapes import KernelShapes
+from moetrace_collectors.model import IntArray
 
 SCHEMA_NAME = "load_result.schema.json"
 DOCUMENT_VERSION = 1
@@ -50,6 +58,7 @@ def _view(analysis: LoadAnalysis, hot_experts: int) -> dict[str, Any]:
         "steps": int(series.steps_in_entry.sum()),
         "experts": int(series.loads.shape[2]),
         "top_k": series.top_k,
+        "placement_version": series.placement_version,
         "ranks": None if analysis.rank_loads is None else int(analysis.rank_loads.shape[2]),
         "nodes": analysis.num_nodes,
         "rank_loads_from": analysis.rank_basis,
@@ -104,10 +113,7 @@ def _layers(analysis: LoadAnalysis, hot_experts: int) -> list[dict[str, Any]]:
                 "cv": float(experts.cv[at]),
                 "gini": float(experts.gini[at]),
                 "entropy_bits": float(experts.entropy_bits[at]),
-                "percentiles": {
-                    f"p{percent}": float(value)
-                    for percent, value in zip(PERCENTILES, experts.percentiles[at], strict=True)
-                },
+                "percentiles": _percentiles(experts, at),
                 "dead_experts": int(experts.dead[at]),
                 "hot_experts": [
                     {
@@ -120,6 +126,7 @@ def _layers(analysis: LoadAnalysis, hot_experts: int) -> list[dict[str, Any]]:
                 "rank_loads": None if rank_totals is None else [whole(x) for x in rank_totals[at].tolist()],
                 "rank_max_mean_ratio": None if ranks is None else float(ranks.max_mean_ratio[at]),
                 "rank_cv": None if ranks is None else float(ranks.cv[at]),
+                "rank_figures": None if ranks is None else _figures(ranks, at),
                 "balancedness": number(float(balance[at])),
                 "critical_rank": (
                     int(rank_totals[at].argmax()) if rank_totals is not None and total else None
@@ -137,6 +144,28 @@ def _layers(analysis: LoadAnalysis, hot_experts: int) -> list[dict[str, Any]]:
             }
         )
     return layers
+
+
+def _figures(figures: LoadFigures, at: int) -> dict[str, Any]:
+    """Figures of one layer over ranks."""
+    return {
+        "total": whole(float(figures.total[at])),
+        "max": whole(float(figures.max[at])),
+        "mean": float(figures.mean[at]),
+        "max_mean_ratio": float(figures.max_mean_ratio[at]),
+        "cv": float(figures.cv[at]),
+        "gini": float(figures.gini[at]),
+        "entropy_bits": float(figures.entropy_bits[at]),
+        "percentiles": _percentiles(figures, at),
+        "idle": int(figures.dead[at]),
+    }
+
+
+def _percentiles(figures: LoadFigures, at: int) -> dict[str, float]:
+    return {
+        f"p{percent}": float(value)
+        for percent, value in zip(PERCENTILES, figures.percentiles[at], strict=True)
+    }
 
 
 def _window(window: LoadWindow, analysis: LoadAnalysis) -> dict[str, Any]:
@@ -185,6 +214,7 @@ def _communication(analysis: LoadAnalysis) -> dict[str, Any] | None:
     sent = analysis.communication
     if sent is None:
         return None
+    received = load_figures(sent.received())
     return {
         "measured": sent.measured,
         "rows": sent.rows.sum(axis=0).tolist(),
@@ -192,14 +222,13 @@ def _communication(analysis: LoadAnalysis) -> dict[str, Any] | None:
         "layers": [
             {
                 "layer": int(layer),
-                "received_max_mean_ratio": float(ratio),
+                "received_max_mean_ratio": float(received.max_mean_ratio[at]),
+                "received": _figures(received, at),
+                "bytes": None if sent.bytes is None else whole(float(sent.bytes[at].sum())),
                 "cross_node_ratio": float(crossing),
             }
-            for layer, ratio, crossing in zip(
-                analysis.series.layers.tolist(),
-                sent.received_ratio(),
-                sent.cross_node_ratio(analysis.num_nodes),
-                strict=True,
+            for at, (layer, crossing) in enumerate(
+                zip(analysis.series.layers.tolist(), sent.cross_node_ratio(analysis.num_nodes), strict=True)
             )
         ],
     }
@@ -210,20 +239,6 @@ def _coactivation(analysis: LoadAnalysis) -> dict[str, Any] | None:
     if pairs is None:
         return None
     crossing = analysis.coactivation_cross_node
-    follows = []
-    if pairs.across is not None:
-        layers, experts, _ = pairs.across.shape
-        flat = pairs.across.reshape(layers, experts * experts)
-        for at in range(layers):
-            best = int(flat[at].argmax())
-            follows.append(
-                {
-                    "layer": int(analysis.series.layers[at]),
-                    "expert": best // experts,
-                    "next_expert": best % experts,
-                    "tokens": int(flat[at, best]),
-                }
-            )
     return {
         "sampled_tokens": pairs.tokens or None,
         "cross_node_share": None if crossing is None else [float(share) for share in crossing],
@@ -236,8 +251,31 @@ def _coactivation(analysis: LoadAnalysis) -> dict[str, Any] | None:
             }
             for pair in analysis.coactivated_pairs
         ],
-        "across_layers": follows,
+        "across_layers": [] if pairs.across is None else _across_layers(analysis, pairs.across),
     }
+
+
+def _across_layers(analysis: LoadAnalysis, across: IntArray) -> list[dict[str, Any]]:
+    """Per layer the two experts that most tokens visit one after the other, and how much crosses nodes."""
+    placement = analysis.placement
+    apart = None if placement is None else apart_across(placement, num_nodes=analysis.num_nodes)
+    follows = []
+    for at, tokens in enumerate(across):
+        expert, next_expert = divmod(int(tokens.argmax()), tokens.shape[1])
+        total = int(tokens.sum())
+        follows.append(
+            {
+                "layer": int(analysis.series.layers[at]),
+                "expert": expert,
+                "next_expert": next_expert,
+                "tokens": int(tokens[expert, next_expert]),
+                "cross_node": None if apart is None else float(apart[at, expert, next_expert]),
+                "cross_node_share": (
+                    float((tokens * apart[at]).sum() / total) if apart is not None and total else None
+                ),
+            }
+        )
+    return follows
 
 
 def shapes_document(

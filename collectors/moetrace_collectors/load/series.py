@@ -15,6 +15,7 @@ from moetrace_collectors.errors import UsageError
 from moetrace_collectors.load.arrays import as_loads
 from moetrace_collectors.load.coactivation import CoActivation
 from moetrace_collectors.load.communication import Communication
+from moetrace_collectors.load.expert_map import Placement
 from moetrace_collectors.model import FloatArray, IntArray
 from moetrace_collectors.offline.load_recording import LoadRecording
 from moetrace_schemas.enums import ForwardMode
@@ -71,6 +72,12 @@ class LoadSeries:
     """Median length of a step, where recorded."""
     coactivation: CoActivation | None = None
     """Pairs of experts, where ranks sampled them."""
+    placement_version: int | None = None
+    """Placement epoch of all steps; 0: nobody told one, None: a dump, which does not tell."""
+    placement: Placement | None = None
+    """The mapping in force, where it was announced."""
+    expert_bytes: int | None = None
+    """Weights of one expert of one layer, where announced."""
     warnings: tuple[str, ...] = ()
 
     @property

@@ -39,6 +39,12 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
         "--cohort", metavar="NAME", help="one cohort, or one recording of a file (default: all)"
     )
     parser.add_argument(
+        "--epoch",
+        type=_version,
+        metavar="VERSION",
+        help="placement version of a run whose steps are read (default: the newest with counts)",
+    )
+    parser.add_argument(
         "--experts", type=positive, metavar="N", help="logical experts, where routes do not tell them"
     )
     parser.add_argument("--ranks", type=positive, metavar="N", help="ranks of an expert-parallel group")
@@ -49,7 +55,7 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
         "--placement",
         type=Path,
         metavar="FILE",
-        help="which expert is in which slot (default: experts in order)",
+        help="which expert is in which slot (default: as in the ledger of the run, else experts in order)",
     )
     parser.add_argument(
         "--routes", type=Path, metavar="FILE", help="sampled routes [tokens, layers, top_k] (NPZ or NPY)"
@@ -70,6 +76,8 @@ def read_loads(arguments: argparse.Namespace) -> tuple[LoadSeries, ...]:
         if in_store:
             flag = "--run" if in_store[0] == "run_id" else f"--{in_store[0]}"
             raise UsageError(f"{arguments.path} and {flag}: give a dump or a run, not both")
+        if arguments.epoch is not None:
+            raise UsageError(f"--epoch {arguments.epoch}: a dump tells no placement versions; leave it out")
         return _read_dump(arguments.path, arguments.experts)
     if not in_store:
         raise UsageError(
@@ -88,7 +96,7 @@ def read_loads(arguments: argparse.Namespace) -> tuple[LoadSeries, ...]:
         directory = open_run_directory(arguments.dir) if arguments.dir is not None else newest_run_directory()
         store = store_of_directory(directory, database=arguments.database)
     with store:
-        return read_series(store, choose_run(store, arguments.run_id))
+        return read_series(store, choose_run(store, arguments.run_id), epoch=arguments.epoch)
 
 
 def _read_dump(path: Path, num_experts: int | None) -> tuple[LoadSeries, ...]:
@@ -117,6 +125,16 @@ def positive(text: str) -> int:
         value = 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"a whole number of 1 or more expected, got {text!r}")
+    return value
+
+
+def _version(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"a placement version of 0 or more expected, got {text!r}")
     return value
 
 

@@ -1,7 +1,8 @@
 """The SQL of loads: every table and column name that this package reads is spelled here.
 
-Tables are ReplacingMergeTree, so every read says FINAL. Warm-up steps are in no figure. Cells come as
-arrays, one row per entry and layer, because a collector's HTTP endpoint limits rows and not their width.
+Tables are ReplacingMergeTree, so every read says FINAL. Warm-up steps are in no figure, and steps are those
+of one placement epoch. Cells come as arrays, one row per entry and layer, because a collector's HTTP endpoint
+limits rows and not their width.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ def _read(name: str) -> str:
 
 
 _WARMUP = f"SELECT step FROM {_read('step_verdicts')} AND warmup = 1"
-_COUNTED = f"step NOT IN ({_WARMUP})"
+_EPOCH = (
+    "arrayExists((first, last) -> step BETWEEN first AND last, {firsts:Array(UInt64)}, {lasts:Array(UInt64)})"
+)
+_ANY_EPOCH = f"step NOT IN ({_WARMUP})"
+_COUNTED = f"{_EPOCH} AND {_ANY_EPOCH}"
 _MODE = "forward_mode = {mode:String}"
 _COHORT = "({cohort:String} = '*' OR cohort = {cohort:String})"
 _ENTRY = "intDiv(step - {first:UInt64}, {width:UInt64})"
@@ -28,9 +33,41 @@ GROUP BY forward_mode, cohort
 
 EPOCHS = f"""
 SELECT placement_version AS version, max(expert) + 1 AS experts
-FROM {_read("expert_loads")} AND count_kind = 'routed' AND {_COUNTED}
+FROM {_read("expert_loads")} AND count_kind = 'routed' AND {_ANY_EPOCH}
 GROUP BY version ORDER BY version
 """
+
+STAYS = f"""
+SELECT version, groupArray(first_step) AS firsts, groupArray(last_step) AS lasts
+FROM
+(
+    SELECT any(version) AS version, min(step) AS first_step, max(step) AS last_step
+    FROM
+    (
+        SELECT step, version, sum(is_new) OVER (ORDER BY step) AS stay
+        FROM
+        (
+            SELECT
+                step, version, version != lagInFrame(version, 1, toInt64(-1)) OVER
+                    (ORDER BY step ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS is_new
+            FROM
+            (
+                SELECT
+                    step, max(placement_version) AS newest,
+                    minIf(placement_version, placement_version > 0) AS oldest,
+                    if(oldest = newest, toInt64(newest), toInt64(-2)) AS version
+                FROM {_read("rank_steps")}
+                GROUP BY step
+            )
+        )
+    )
+    GROUP BY stay
+    ORDER BY first_step
+)
+WHERE version >= 0
+GROUP BY version
+"""
+"""Runs of steps under one version; a step whose ranks tell different ones is in none."""
 
 LOADS = f"""
 SELECT entry, layer, groupArray(column) AS columns, groupArray(total) AS totals
@@ -110,7 +147,7 @@ LIMIT {{limit:UInt64}}
 
 STEP_TIME = f"""
 SELECT count() AS steps, quantileExact(0.5)(step_ns) AS median_ns
-FROM {_read("step_verdicts")} AND {_MODE} AND warmup = 0
+FROM {_read("step_verdicts")} AND {_MODE} AND {_EPOCH} AND warmup = 0
 """
 
 COACTIVATION = f"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from moetrace_collectors.load import store_queries as queries
 from moetrace_collectors.load.communication import Communication
 from moetrace_collectors.load.series import MAX_CELLS, GemmSamples, LoadSeries, in_order
 from moetrace_collectors.load.store_coactivation import read_sampled_pairs
+from moetrace_collectors.load.store_epochs import RunEpoch, read_epoch
+from moetrace_collectors.load.store_placement import LedgerEntry, placement_of, read_entry
 from moetrace_collectors.model import FloatArray, IntArray
 from moetrace_collectors.views.store_rows import Row, Store
 from moetrace_schemas.enums import ForwardMode
@@ -36,61 +38,58 @@ class _Ranks:
     """Nodes per group; None where hosts do not split a group into equal runs of ranks."""
 
 
-def read_series(store: Store, run_id: str) -> tuple[LoadSeries, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Source:
+    """What all series of a run share."""
+
+    store: Store
+    run_id: str
+    epoch: RunEpoch
+    entry: LedgerEntry
+    ranks: _Ranks
+
+
+def read_series(store: Store, run_id: str, *, epoch: int | None = None) -> tuple[LoadSeries, ...]:
     """Per forward mode: all cohorts together, then each cohort where there is more than one.
 
+    Args:
+        store: where the run is.
+        run_id: the run.
+        epoch: placement version whose steps are read; None: the newest one with counts.
+
     Raises:
-        UsageError: the run has no expert counts, or the store does not answer.
+        UsageError: the run has no expert counts or no such epoch, or the store does not answer.
     """
-    views = store.rows(queries.VIEWS, {"run": run_id})
-    if not views:
-        raise UsageError(
-            f"run {run_id!r} has no expert counts outside of warm-up steps: record more steps, or switch "
-            "counting on"
-        )
-    ranks = _ranks(store.rows(queries.RANKS, {"run": run_id}))
-    mixed = _mixed_epochs(store.rows(queries.EPOCHS, {"run": run_id}))
+    chosen = read_epoch(store, run_id, epoch)
+    source = _Source(
+        store=store,
+        run_id=run_id,
+        epoch=chosen,
+        entry=read_entry(store, run_id, chosen.version),
+        ranks=_ranks(store.rows(queries.RANKS, {"run": run_id})),
+    )
     found = []
-    for mode in sorted({str(view["forward_mode"]) for view in views}):
-        of_mode = [view for view in views if view["forward_mode"] == mode]
-        found.append(_series(store, run_id, _known_mode(mode), None, of_mode, ranks))
+    for mode in sorted({str(view["forward_mode"]) for view in chosen.views}):
+        of_mode = [view for view in chosen.views if view["forward_mode"] == mode]
+        found.append(_series(source, _known_mode(mode), None, of_mode))
         if len(of_mode) > 1:
             found += [
-                _series(store, run_id, _known_mode(mode), str(view["cohort"]), [view], ranks)
+                _series(source, _known_mode(mode), str(view["cohort"]), [view])
                 for view in sorted(of_mode, key=lambda view: str(view["cohort"]))
             ]
-    if mixed:
-        found = [replace(series, warnings=(*series.warnings, mixed)) for series in found]
     return in_order(found, source=f"run {run_id}")
 
 
-def _mixed_epochs(rows: Sequence[Row]) -> str:
-    """A warning where placement epochs count different numbers of experts; empty where they agree."""
-    experts = {int(row["version"]): int(row["experts"]) for row in rows}
-    if len(set(experts.values())) < 2:
-        return ""
-    listed = ", ".join(f"{count} under version {version}" for version, count in experts.items())
-    return (
-        f"placement epochs count different numbers of experts ({listed}): some counts are of slots whose map "
-        "was never announced, so sums over epochs mix them; announce it (moetrace.placement)"
-    )
-
-
-def _series(
-    store: Store,
-    run_id: str,
-    mode: ForwardMode,
-    cohort: str | None,
-    views: Sequence[Row],
-    ranks: _Ranks,
-) -> LoadSeries:
+def _series(source: _Source, mode: ForwardMode, cohort: str | None, views: Sequence[Row]) -> LoadSeries:
+    store, ranks = source.store, source.ranks
     layers = np.array(sorted({int(layer) for view in views for layer in view["layers"]}), dtype=np.int64)
     experts = max(int(view["experts"]) for view in views)
     first = min(int(view["first_step"]) for view in views)
     last = max(int(view["last_step"]) for view in views)
     most = max(1, MAX_CELLS // (len(layers) * experts))
     values: dict[str, int | str | list[int]] = {
-        "run": run_id,
+        "run": source.run_id,
+        **source.epoch.values,
         "mode": mode.value,
         "cohort": ALL_COHORTS if cohort is None else cohort,
         "first": first,
@@ -99,7 +98,7 @@ def _series(
     entries = store.rows(queries.ENTRIES, values)
     index = {int(entry["entry"]): at for at, entry in enumerate(entries)}
     width = int(str(values["width"]))
-    warnings = []
+    warnings = list(source.epoch.warnings)
     if width > 1:
         warnings.append(f"steps are summed {width} at a time; step figures are of entries")
     if ranks.size is None:
@@ -109,7 +108,7 @@ def _series(
     shape = (len(entries), len(layers))
     loads = _cells(store.rows(queries.LOADS, values), index, layers, (*shape, experts), None)
     return LoadSeries(
-        source=f"run {run_id}",
+        source=f"run {source.run_id}",
         forward_mode=mode,
         cohort=cohort,
         steps=np.array([int(entry["first_step"]) for entry in entries], dtype=np.int64),
@@ -129,6 +128,11 @@ def _series(
         gemm=_gemm(store.rows(queries.GEMM, {**values, "limit": MAX_GEMM_SAMPLES})),
         step_ms=_step_ms(store.rows(queries.STEP_TIME, values)),
         coactivation=read_sampled_pairs(store, values, layers, experts, warnings),
+        placement_version=source.epoch.version,
+        placement=placement_of(
+            source.entry, layers, num_experts=experts, num_ranks=ranks.size, warnings=warnings
+        ),
+        expert_bytes=source.entry.expert_bytes,
         warnings=tuple(warnings),
     )
 

@@ -32,9 +32,10 @@ from moetrace_collectors.offline.rank_steps import RankInput, joined_steps
 from moetrace_collectors.offline.rank_trace import RankTrace
 from moetrace_collectors.offline.source import bad_file, json_lines, read_json
 from moetrace_collectors.offline.usage import RankUsage, rank_usage
-from moetrace_collectors.offline.wait_matrix import WaitFinding, checked_matrix, find_slow, matrices_in
+from moetrace_collectors.offline.wait_matrix import checked_matrix, matrices_in
 from moetrace_collectors.traces.step_clocks import step_clocks
 from moetrace_collectors.verdict import VerdictEngine
+from moetrace_collectors.verdict.wait_matrix import WaitFinding, find_slow
 
 RUN_ID = "trace"
 """Run id of verdicts made from traces, which have none."""

@@ -90,7 +90,8 @@ def _from_own_steps(path: Path, num_experts: int | None) -> LoadRecording:
     """Routed counts of the library's own file; warm-up steps are counted apart."""
     builder = CountBuilder(path)
     widest = 0
-    for one in read_own(path).rank_steps:
+    own = read_own(path)
+    for one in own.rank_steps:
         for row in one.experts:
             if row.kind != _ROUTED:
                 continue
@@ -101,7 +102,11 @@ def _from_own_steps(path: Path, num_experts: int | None) -> LoadRecording:
             for expert, count in enumerate(row.counts.tolist()):
                 builder.add_count((one.step, one.forward_mode), decoder_layer(row.layer), expert, count)
     return builder.build(
-        source=str(path), format="moetrace_jsonl", num_experts=num_experts or widest or None, top_k=None
+        source=str(path),
+        format="moetrace_jsonl",
+        num_experts=num_experts or widest or None,
+        top_k=None,
+        warnings=own.warnings,
     )
 
 

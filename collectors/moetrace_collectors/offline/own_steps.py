@@ -24,6 +24,7 @@ from moetrace_schemas.enums import (
     DIRECTION_CODE,
     PHASE_CODE,
     ClosedBy,
+    CountIds,
     CountKind,
     Direction,
     ForwardMode,
@@ -49,7 +50,12 @@ class OwnSteps:
 
 def looks_like_own(record: Mapping[str, Any]) -> bool:
     """Whether a JSON object is a line of the file emitter."""
-    return "schema_version" in record and "run_id" in record and "phases" in record
+    return "schema_version" in record and "run_id" in record and ("phases" in record or _is_placement(record))
+
+
+def _is_placement(record: Mapping[str, Any]) -> bool:
+    """Whether a line announces a placement; it holds no step."""
+    return isinstance(record.get("placement"), dict) and "placement_version" in record
 
 
 def looks_like_otlp(record: Mapping[str, Any]) -> bool:
@@ -60,21 +66,37 @@ def looks_like_otlp(record: Mapping[str, Any]) -> bool:
 def read_own(path: Path) -> OwnSteps:
     """Steps in a file of the library's file emitter, or of the spool of a rank that had no collector.
 
-    A last line that a killed process did not finish is left out, with a warning.
+    Lines that announce a placement are passed over; one whose counts are of slots is warned of. A last line
+    that a killed process did not finish is left out, with a warning.
 
     Raises:
         UsageError: a line that is not one of its records.
     """
     rank_steps: list[RankStep] = []
-    warnings: tuple[str, ...] = ()
+    warnings: list[str] = []
+    good = 0
     try:
         for number, record in json_lines(path):
-            rank_steps.append(_rank_step(record, path, f"line {number}"))
+            if not _is_placement(record):
+                rank_steps.append(_rank_step(record, path, f"line {number}"))
+            elif not warnings and _counts_slots(record):
+                warnings.append(
+                    f"{path}: from step {record.get('step')} on, counts are of slots of placement version "
+                    f"{record.get('placement_version')} and not of experts; a collector maps them back"
+                )
+            good += 1
     except UsageError:
-        if not rank_steps or not _is_cut_short(path, len(rank_steps)):
+        if not good or not _is_cut_short(path, good):
             raise
-        warnings = (f"{path}: the last line is cut short and left out",)
-    return OwnSteps(source=str(path), format=JSONL_FORMAT, rank_steps=tuple(rank_steps), warnings=warnings)
+        warnings.append(f"{path}: the last line is cut short and left out")
+    return OwnSteps(
+        source=str(path), format=JSONL_FORMAT, rank_steps=tuple(rank_steps), warnings=tuple(warnings)
+    )
+
+
+def _counts_slots(record: Mapping[str, Any]) -> bool:
+    terms = record.get("terms")
+    return isinstance(terms, dict) and terms.get("count_ids") == CountIds.PHYSICAL
 
 
 def _is_cut_short(path: Path, num_good: int) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from moetrace_collectors.page import documents
 from moetrace_collectors.page.request_parameters import RequestParameters
-from moetrace_collectors.views import browse_reader
+from moetrace_collectors.views import browse_reader, run_notices
 from moetrace_collectors.views.browse_queries import STEP_ORDERS
 from moetrace_collectors.views.browse_records import StepFilter
 from moetrace_collectors.views.store_rows import Store
@@ -40,8 +40,16 @@ def news(store: Store, parameters: RequestParameters) -> Mapping[str, Any]:
 
 def overview(store: Store, parameters: RequestParameters) -> Mapping[str, Any]:
     """A run in one picture."""
-    costs = browse_reader.read_costs(store, parameters.text("run"), limit=OVERVIEW_STEPS)
-    return documents.overview_document(costs, summarise(costs.steps), strip=STRIP_STEPS)
+    run_id = parameters.text("run")
+    costs = browse_reader.read_costs(store, run_id, limit=OVERVIEW_STEPS)
+    looked_at = max(1, run_notices.MAX_COVERAGE_ROWS // max(1, costs.entry.ranks))
+    return documents.overview_document(
+        costs,
+        summarise(costs.steps),
+        notices=run_notices.read_notices(store, run_id, first_step=costs.steps[-looked_at:][0].step),
+        epochs=run_notices.read_epochs(store, run_id),
+        strip=STRIP_STEPS,
+    )
 
 
 def steps(store: Store, parameters: RequestParameters) -> Mapping[str, Any]:
@@ -65,7 +73,8 @@ def steps(store: Store, parameters: RequestParameters) -> Mapping[str, Any]:
         size=size,
         upto=parameters.integer("upto", -1, low=0, high=_MAX),
     )
-    return documents.steps_document(page, number=number, size=size)
+    epochs = run_notices.read_epochs(store, parameters.text("run"))
+    return documents.steps_document(page, epochs=epochs, number=number, size=size)
 
 
 def step(store: Store, parameters: RequestParameters) -> Mapping[str, Any]:
@@ -89,6 +98,7 @@ def loads(store: Store, parameters: RequestParameters) -> Mapping[str, Any]:
         store,
         parameters.text("run"),
         mode=parameters.member("mode", ForwardMode),
+        cohort=parameters.text("cohort", ""),
         num_steps=_steps(parameters),
     )
     return {} if sums is None else documents.loads_document(sums)

@@ -21,8 +21,10 @@ from moetrace_collectors.views.browse_records import (
     TrafficBlocks,
 )
 from moetrace_collectors.views.findings import Summary
+from moetrace_collectors.views.run_notices import Notice, PlacementEpoch
 from moetrace_collectors.views.run_records import BarrierRow, LoadMatrix, StepRow
 from moetrace_collectors.views.step_sentence import runner_up_sentence, suspect_sentence
+from moetrace_collectors.views.summarise import summarise
 from moetrace_collectors.views.svg_heat_map import EXPERT_EDGES, RANK_EDGES
 from moetrace_collectors.views.timeline import MarkKind, Timeline, costliest_window
 from moetrace_schemas.enums import Phase
@@ -72,13 +74,30 @@ def run_entry(entry: RunEntry) -> dict[str, Any]:
     }
 
 
-def overview_document(costs: RunCosts, summary: Summary, *, strip: int) -> dict[str, Any]:
+def overview_document(
+    costs: RunCosts,
+    summary: Summary,
+    *,
+    notices: Iterable[Notice],
+    epochs: Iterable[PlacementEpoch],
+    strip: int,
+) -> dict[str, Any]:
     """GET api/overview; `strip` is how many of the newest steps are drawn as bars."""
     return {
         "run": run_entry(costs.entry),
         "headline": summary.headline,
         "remark": summary.remark,
         "next_steps": list(summary.next_steps),
+        "notices": [
+            {
+                "kind": str(notice.kind),
+                "text": notice.text,
+                "sql": notice.sql,
+                "parameters": dict(notice.parameters),
+            }
+            for notice in notices
+        ],
+        "epochs": [_epoch(epoch) for epoch in epochs],
         "read_steps": len(costs.steps),
         "counted_steps": summary.counted_steps,
         "partial_steps": summary.partial_steps,
@@ -100,6 +119,20 @@ def overview_document(costs: RunCosts, summary: Summary, *, strip: int) -> dict[
     }
 
 
+def _epoch(epoch: PlacementEpoch) -> dict[str, Any]:
+    return {
+        "version": epoch.version,
+        "previous_version": epoch.previous_version,
+        "rollback_version": epoch.rollback_version,
+        "step": epoch.step,
+        "state": str(epoch.state),
+        "verdict": epoch.verdict,
+        "event_unix_ms": {str(event): unix_ms for event, unix_ms in epoch.event_unix_ms.items()},
+        "policy_version": epoch.policy_version,
+        "experts_copied": epoch.experts_copied,
+    }
+
+
 def _modes(steps: Iterable[StepRow]) -> list[dict[str, Any]]:
     """Medians per forward mode: one figure over prefill and decode together would say nothing."""
     by_mode: dict[str, list[StepRow]] = defaultdict(list)
@@ -110,6 +143,7 @@ def _modes(steps: Iterable[StepRow]) -> list[dict[str, Any]]:
     for mode, rows in sorted(by_mode.items()):
         lengths = sorted(row.step_ns for row in rows)
         phases = {phase: round(median(row.phase_ns.get(phase, 0) for row in rows)) for phase in Phase}
+        summary = summarise(rows)
         modes.append(
             {
                 "forward_mode": mode,
@@ -117,6 +151,9 @@ def _modes(steps: Iterable[StepRow]) -> list[dict[str, Any]]:
                 "median_ns": round(median(lengths)),
                 "p95_ns": lengths[math.ceil(0.95 * len(lengths)) - 1],
                 "phase_median_ns": {str(phase): value for phase, value in phases.items() if value},
+                "headline": summary.headline,
+                "remark": summary.remark,
+                "next_steps": list(summary.next_steps),
             }
         )
     return modes
@@ -155,7 +192,9 @@ def _by_layer(extensions: Mapping[tuple[int, Phase], int]) -> list[dict[str, Any
     return [{"layer": layer, "phases": cells[layer]} for layer in sorted(cells, key=lambda n: (n < 0, n))]
 
 
-def steps_document(page: StepPage, *, number: int, size: int) -> dict[str, Any]:
+def steps_document(
+    page: StepPage, *, epochs: Iterable[PlacementEpoch], number: int, size: int
+) -> dict[str, Any]:
     """GET api/steps."""
     return {
         "rows": [step_entry(row) for row in page.rows],
@@ -164,6 +203,7 @@ def steps_document(page: StepPage, *, number: int, size: int) -> dict[str, Any]:
         "pages": max(1, -(-page.total // size)),
         "last_step": page.last_step,
         "newest_step": page.newest_step,
+        "epochs": [_epoch(epoch) for epoch in epochs if epoch.step is not None],
         "facets": {
             "evidence": list(page.facets.evidences),
             "cause": list(page.facets.causes),
@@ -289,6 +329,8 @@ def loads_document(sums: LoadSums) -> dict[str, Any]:
     return {
         "forward_modes": [str(mode) for mode in sums.forward_modes],
         "forward_mode": str(sums.forward_mode),
+        "cohorts": list(sums.cohorts),
+        "cohort": sums.cohort,
         "steps": list(sums.steps),
         "experts": _matrix(sums.experts, EXPERT_EDGES),
         "ranks": _matrix(sums.ranks, RANK_EDGES),

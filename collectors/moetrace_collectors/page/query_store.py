@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+from collections import OrderedDict
 
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.read_only_query import Query, QueryError, QueryRunner
 from moetrace_collectors.store import escape_parameter, first_line
-from moetrace_collectors.views.store_rows import Parameters, Row
+from moetrace_collectors.views.store_rows import STORED_ROWS, Parameters, Row
 
+MAX_REMEMBERED_BYTES = 32 * 2**20
+"""Of answers; at 512 ranks and 61 layers one is some 1 MB."""
 _BUSY = 503
 _OVER_LIMIT = {413, 504, 507}
 
@@ -25,12 +29,18 @@ class NoAnswerError(UsageError):
 
 
 class QueryStore:
-    """See views.store_rows.Store. Safe to use from several threads, as its runner is."""
+    """See views.store_rows.Store. Safe to use from several threads, as its runner is.
+
+    Answers asked for with STORED_ROWS are remembered, as the engine gave them: sums over steps that are
+    closed, which live refresh and every other reader would have made anew.
+    """
 
     def __init__(self, queries: QueryRunner, *, database: str) -> None:
         self._queries = queries
         self.address = "this collector's store"
         self.database = database
+        self._remembered: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        self._lock = threading.Lock()
 
     def rows(self, sql: str, parameters: Parameters) -> list[Row]:
         """See Store.
@@ -48,11 +58,30 @@ class QueryStore:
             },
             settings={"output_format_json_quote_64bit_integers": "0"},
         )
-        try:
-            body = self._queries.run(query)
-        except QueryError as error:
-            raise _in_words(error) from error
+        key = (sql, json.dumps(query.parameters, sort_keys=True)) if STORED_ROWS in parameters else None
+        body = self._recall(key)
+        if body is None:
+            try:
+                body = self._queries.run(query)
+            except QueryError as error:
+                raise _in_words(error) from error
+            self._remember(key, body)
         return [json.loads(line) for line in body.splitlines() if line.strip()]
+
+    def _recall(self, key: tuple[str, str] | None) -> bytes | None:
+        with self._lock:
+            if key is None or key not in self._remembered:
+                return None
+            self._remembered.move_to_end(key)
+            return self._remembered[key]
+
+    def _remember(self, key: tuple[str, str] | None, body: bytes) -> None:
+        if key is None:
+            return
+        with self._lock:
+            self._remembered[key] = body
+            while sum(map(len, self._remembered.values())) > MAX_REMEMBERED_BYTES:
+                self._remembered.popitem(last=False)
 
 
 def _in_words(error: QueryError) -> NoAnswerError:

@@ -68,13 +68,19 @@ def make_case(
     _, num_layers, num_experts = series.loads.shape
     assumptions: list[str] = []
     warnings = list(series.warnings)
-    num_ranks = request.num_ranks or (today.num_ranks if today is not None else series.num_ranks)
+    known = today or series.placement
+    num_ranks = request.num_ranks or (known.num_ranks if known is not None else series.num_ranks)
     if num_ranks is None:
         raise UsageError("the recording does not tell its ranks: give --ranks")
     if request.memory_ranks > 1 and request.memory_ranks != num_ranks:
         raise UsageError(
             f"memory-gb tells {request.memory_ranks} ranks, there are {num_ranks}: give one or {num_ranks}"
         )
+    if today is None:
+        today = _announced(series, num_ranks, assumptions, warnings)
+    if coactivation is None and series.coactivation is not None and request.copies != Copies.PAIR:
+        coactivation = series.coactivation
+        assumptions.append("experts share tokens as the ranks' samples of this run say (else give --routes)")
     num_slots = request.num_slots or (today.num_slots if today is not None else num_experts)
     check_slots(num_slots=num_slots, num_experts=num_experts, num_ranks=num_ranks)
     if today is not None:
@@ -99,8 +105,14 @@ def make_case(
         )
     topology = _topology(series, request, num_ranks, assumptions)
     cost = _cost(series, request, topology, assumptions, warnings)
+    announced_bytes = None
+    if request.expert_mb is None and series.expert_bytes is not None:
+        announced_bytes = float(series.expert_bytes)
+        assumptions.append(
+            f"an expert of a layer weighs {announced_bytes / 1e6:.4g} MB, as the ledger says (--expert-mb)"
+        )
     expert_bytes = _or_assumed(
-        None if request.expert_mb is None else request.expert_mb * 1e6,
+        announced_bytes if request.expert_mb is None else request.expert_mb * 1e6,
         EXPERT_BYTES,
         f"an expert of a layer weighs {EXPERT_BYTES / 1e6:.0f} MB (--expert-mb)",
         assumptions,
@@ -131,6 +143,25 @@ def make_case(
     )
     case.problem(series.loads)  # groups are checked before anything is planned
     return case, assumptions, warnings
+
+
+def _announced(
+    series: LoadSeries, num_ranks: int, assumptions: list[str], warnings: list[str]
+) -> Placement | None:
+    """The mapping in force, where it was announced and is of as many ranks."""
+    told = series.placement
+    if told is None:
+        return None
+    if told.num_ranks != num_ranks:
+        warnings.append(
+            f"the ledger's mapping is of {told.num_ranks} ranks, asked for are {num_ranks}: it is not used"
+        )
+        return None
+    assumptions.append(
+        f"today's placement is version {series.placement_version} of the ledger (else tell it with "
+        "--placement)"
+    )
+    return told
 
 
 def _topology(series: LoadSeries, request: ReplayRequest, num_ranks: int, assumptions: list[str]) -> Topology:

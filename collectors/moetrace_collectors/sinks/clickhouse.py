@@ -1,14 +1,17 @@
 """Rows into ClickHouse: buffered, columnar, table by table. The embedded engine and a server alike.
 
-A flush turns the buffer into rows once and keeps them until each table has taken its own, so that an
-error in the middle neither loses nor repeats a table. Repeats across flushes (a sender's retry) carry
-the same keys and replace each other in the store.
+A flush turns the buffer into rows, a batch's worth at a time, and keeps those until each table has
+taken its own, so that an error in the middle neither loses nor repeats a table, and a step of many
+ranks, whose rows take ten times its memory, never lies in memory as rows all at once. Repeats across
+flushes (a sender's retry) carry the same keys and replace each other in the store.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from moetrace_collectors.errors import SinkError
@@ -33,6 +36,28 @@ MAX_BUFFERED_EVENTS = 10_000
 INSERT_SETTINGS = {"max_partitions_per_insert_block": 0, "optimize_on_insert": 0}
 """A rank with a wrong date must not make the whole batch fail. Repeats of a key are rare in one batch, and
 readers must cope with repeats across batches anyway: to look for them costs half of an insert."""
+
+
+Tables = tuple[TableColumns | TableRows, ...]
+
+
+def in_pieces(rank_steps: Sequence[RankStep], piece_bytes: int) -> Iterator[Sequence[RankStep]]:
+    """In order, each piece of `piece_bytes` to twice that; what is smaller stays whole.
+
+    A single rank step is never cut.
+    """
+    piece: list[RankStep] = []
+    num_bytes, left = 0, sum(size_bytes(rank_step) for rank_step in rank_steps)
+    for rank_step in rank_steps:
+        piece.append(rank_step)
+        size = size_bytes(rank_step)
+        num_bytes, left = num_bytes + size, left - size
+        # The rest is no piece of its own where it is small: every insert costs the store a part.
+        if num_bytes >= piece_bytes <= left:
+            yield piece
+            piece, num_bytes = [], 0
+    if piece:
+        yield piece
 
 
 class ClickHouseSink:
@@ -87,6 +112,7 @@ class ClickHouseSink:
         self._events: list[CollectorEvent] = []
         self._buffered_bytes = 0
         self._oldest_ns: int | None = None
+        self._pieces: deque[Callable[[], Tables]] = deque()
         self._unwritten: list[TableColumns | TableRows] = []
         self._num_unwritten_steps = 0
 
@@ -98,7 +124,11 @@ class ClickHouseSink:
     @property
     def has_unwritten(self) -> bool:
         """See Sink."""
-        return bool(self._results or self._late or self._unjoined or self._events or self._unwritten)
+        return bool(self._results or self._late or self._unjoined or self._events or self._unfinished)
+
+    @property
+    def _unfinished(self) -> bool:
+        return bool(self._unwritten or self._pieces)
 
     def take_step(self, result: StepResult) -> None:
         """See Sink."""
@@ -128,26 +158,32 @@ class ClickHouseSink:
 
     def is_due(self, now_ns: int) -> bool:
         """See Sink."""
-        if self._unwritten or self._buffered_bytes >= self._batch_bytes:
+        if self._unfinished or self._buffered_bytes >= self._batch_bytes:
             return True
         return self._oldest_ns is not None and now_ns - self._oldest_ns >= self._batch_interval_ns
 
     def flush(self) -> None:
         """See Sink."""
-        if not self._unwritten:
-            self._render()
-        while self._unwritten:
-            self._insert(self._unwritten[0])
-            self._unwritten.pop(0)
+        if not self._unfinished:
+            self._take_buffer()
+        while self._unfinished:
+            if not self._unwritten:
+                self._render_next()
+            while self._unwritten:
+                self._insert(self._unwritten[0])
+                self._unwritten.pop(0)
         self._num_unwritten_steps = 0
 
     def abandon(self) -> None:
         """See Sink."""
-        unwritten, self._unwritten = self._unwritten, []
-        self._render()
-        for rows in (*unwritten, *self._unwritten):
-            self._on_lost(rows.table, len(rows))
-        self._unwritten, self._num_unwritten_steps = [], 0
+        self._take_buffer()
+        while self._unfinished:
+            for rows in self._unwritten:
+                self._on_lost(rows.table, len(rows))
+            self._unwritten = []
+            if self._pieces:
+                self._render_next()
+        self._num_unwritten_steps = 0
 
     def close(self) -> None:
         """See Sink."""
@@ -157,20 +193,22 @@ class ClickHouseSink:
         if self._oldest_ns is None:
             self._oldest_ns = self._clock_ns()
 
-    def _render(self) -> None:
+    def _take_buffer(self) -> None:
+        """Plan the rows of what is buffered; verdicts go last, when all that they rest on is there."""
         on_time = [step for result in self._results for step in result.joined.rank_steps] + self._unjoined
         now_ms = self._unix_ns() // NS_PER_MS
-        tables: tuple[TableColumns | TableRows, ...] = (
-            *rank_step_rows(on_time, late=False, received_unix_ms=now_ms),
-            *rank_step_rows(self._late, late=True, received_unix_ms=now_ms),
-            *verdict_rows(self._results),
-            event_rows(self._events),
-        )
-        self._unwritten = [rows for rows in tables if len(rows)]
-        self._num_unwritten_steps = len(self._results)
+        for steps, late in ((on_time, False), (self._late, True)):
+            for piece in in_pieces(steps, self._batch_bytes):
+                self._pieces.append(partial(rank_step_rows, piece, late=late, received_unix_ms=now_ms))
+        results, events = self._results, self._events
+        self._pieces.append(lambda: (*verdict_rows(results), event_rows(events)))
+        self._num_unwritten_steps += len(results)
         self._results, self._late, self._unjoined, self._events = [], [], [], []
         self._buffered_bytes = 0
         self._oldest_ns = None
+
+    def _render_next(self) -> None:
+        self._unwritten = [rows for rows in self._pieces.popleft()() if len(rows)]
 
     def _insert(self, rows: TableColumns | TableRows) -> None:
         try:

@@ -21,7 +21,7 @@ from moetrace_collectors.sinks.clickhouse_columns import (
     rank_traffic,
 )
 from moetrace_schemas import identity
-from moetrace_schemas.enums import ROUTING_VIOLATION_BY_CODE
+from moetrace_schemas.enums import PHASE_BY_CODE, ROUTING_VIOLATION_BY_CODE
 
 NS_PER_MS = 1_000_000
 
@@ -68,6 +68,7 @@ def rank_step_rows(
         rank_traffic(rank_steps),
         _routing_violations(rank_steps),
         expert_coactivation(rank_steps),
+        _rank_waits(rank_steps),
         _rank_steps(rank_steps, late, received_unix_ms),
     )
 
@@ -77,7 +78,7 @@ def _rank_steps(rank_steps: Iterable[RankStep], late: bool, received_unix_ms: in
         "rank_steps", "run_id", "step", "rank", "microbatch", "trace_id", "world_size", "ep_group", "ep_rank",
         "ep_size", "forward_mode", "cohort", "model_name", "model_version", "host_name", "clock",
         "sample_period", "placement_version", "warmup", "late", "start_time", "duration_ns",
-        "received_at", "expected_sites", "seen_sites",
+        "received_at", "expected_sites", "seen_sites", "anchor_error_ns",
     )  # fmt: skip
     for step in rank_steps:
         builder.add_row(
@@ -105,7 +106,31 @@ def _rank_steps(rank_steps: Iterable[RankStep], late: bool, received_unix_ms: in
             received_unix_ms,
             step.expected_sites,
             step.seen_sites,
+            step.anchor_error_ns,
         )
+    return builder.rows()
+
+
+def _rank_waits(rank_steps: Iterable[RankStep]) -> TableRows:
+    builder = _Builder(
+        "rank_waits", "run_id", "step", "phase", "forward_mode", "ep_group", "ep_rank", "microbatch",
+        "waited_for", "cycles", "step_time",
+    )  # fmt: skip
+    for step in rank_steps:
+        for entry in step.waits:
+            for waited_for, cycles in enumerate(entry.cycles.tolist()):
+                builder.add_row(
+                    step.run_id,
+                    step.step,
+                    PHASE_BY_CODE[entry.phase].value,
+                    step.forward_mode.value,
+                    step.ep_group,
+                    step.ep_rank,
+                    step.microbatch,
+                    waited_for,
+                    cycles,
+                    step.start_unix_ns // NS_PER_MS,
+                )
     return builder.rows()
 
 

@@ -105,7 +105,7 @@ class LedgerSink:
         return bool(self._waiting)
 
     def take_placement(self, report: PlacementReport) -> None:
-        """A mapping was announced or proposed."""
+        """A mapping was announced or proposed, or a change was judged by someone else."""
         if report.event is PlacementEvent.ANNOUNCED:
             self._judge.announce(report.run_id, report.version, report.terms)
         self._wait(report)
@@ -202,7 +202,8 @@ class LedgerSink:
 
     def _write(self, what: PlacementReport | EpochStart | Judged) -> None:
         if isinstance(what, Judged):
-            self._write_judged(what)
+            document = comparison_document(what.comparison, run_id=what.run_id)
+            self._write_judged(document, run_id=what.run_id, version=what.version)
         elif isinstance(what, EpochStart):
             row = self._recorder.applied(
                 run_id=what.run_id, version=what.version, step=what.step, num_ranks=what.num_ranks
@@ -210,12 +211,15 @@ class LedgerSink:
             if row is not None:
                 self._rows.add(labels=(row.run_id, row.event))
                 self._begun(row)
+        elif what.event is PlacementEvent.JUDGED:
+            self._write_judged(json.loads(what.comparison), run_id=what.run_id, version=what.version)
         else:
             self._write_mapping(what)
 
-    def _write_judged(self, judged: Judged) -> None:
-        document = comparison_document(judged.comparison, run_id=judged.run_id)
-        row = self._recorder.judged(judged.comparison, document, run_id=judged.run_id, version=judged.version)
+    def _write_judged(self, document: dict[str, Any], *, run_id: str, version: int) -> None:
+        outcome, row = self._recorder.judged(document, run_id=run_id, version=version)
+        if outcome is not Outcome.RECORDED:
+            return
         self._rows.add(labels=(row.run_id, row.event))
         self._verdicts.add(labels=(row.run_id, row.verdict))
 

@@ -160,6 +160,8 @@ def _step_attributes(one: RankStep, step: TracedStep) -> dict[str, Value]:
         attributes.VERDICT_EVIDENCE: str(verdict.evidence),
         attributes.VERDICT_REASON: verdict.reason,
     }
+    if one.anchor_error_ns >= 0:
+        values[attributes.ANCHOR_ERROR_NS] = one.anchor_error_ns
     if verdict.suspect is not None:
         values |= {
             attributes.VERDICT_RANK: verdict.suspect.rank,

@@ -97,10 +97,12 @@ def _names(everyone: Sequence[RankStep], clocks: Mapping[int, RankClock]) -> Ite
     streams: dict[int, set[int]] = {}
     microbatches: dict[int, set[int]] = {}
     hosts: dict[int, str] = {}
+    errors_ns: dict[int, int] = {}
     for one in everyone:
         streams.setdefault(one.rank, set()).update(np.unique(one.phases.stream).tolist())
         microbatches.setdefault(one.rank, set()).add(one.microbatch)
         hosts[one.rank] = one.host_name
+        errors_ns[one.rank] = max(one.anchor_error_ns, errors_ns.get(one.rank, -1))
     for rank in sorted(streams):
         clock = clocks.get(rank)
         name = f"rank {rank}" + (f" on {hosts[rank]}" if hosts[rank] else "")
@@ -108,6 +110,9 @@ def _names(everyone: Sequence[RankStep], clocks: Mapping[int, RankClock]) -> Ite
             name += " (own clock)"
         elif clock.reference_rank not in (rank, lowest):
             name += f" (clock of rank {clock.reference_rank})"
+        if errors_ns[rank] >= 0 and (clock is None or clock.reference_rank == rank):
+            # Others are laid over this one by their exchanges, however they were placed.
+            name += f" (device time, placed within {errors_ns[rank] / 1e3:.1f} us)"
         yield from process_names(rank, name, sort_index=rank)
         for microbatch in sorted(microbatches[rank]):
             label = f"steps, microbatch {microbatch}" if microbatch else "steps"

@@ -35,7 +35,7 @@ SELECT
     rank, microbatch, world_size, ep_group, ep_rank, ep_size, toString(forward_mode) AS forward_mode,
     toString(cohort) AS cohort, toString(model_name) AS model_name, toString(model_version) AS model_version,
     toString(host_name) AS host_name, toString(clock) AS clock, sample_period, placement_version, warmup,
-    toUnixTimestamp64Nano(start_time) AS start_ns, duration_ns
+    toUnixTimestamp64Nano(start_time) AS start_ns, duration_ns, anchor_error_ns
 {_read("rank_steps")} AND late = 0
 ORDER BY rank, microbatch
 """

@@ -79,6 +79,7 @@ def _rank_step(run_id: str, step: int, sender: Row, rows: Sequence[Row]) -> Rank
         clock=str(sender["clock"]),
         duration_ns=int(sender["duration_ns"]),
         start_unix_ns=start_ns,
+        anchor_error_ns=int(sender["anchor_error_ns"]),
         host_name=str(sender["host_name"]),
         model_name=str(sender["model_name"]),
         model_version=str(sender["model_version"]),

@@ -20,6 +20,7 @@ from moetrace_collectors.verdict.frontier import (
 )
 from moetrace_collectors.verdict.matching import group_sequences
 from moetrace_collectors.verdict.memory import RunMemory
+from moetrace_collectors.verdict.wait_matrix import slow_ends
 from moetrace_schemas.enums import Cause, Evidence, ForwardMode
 
 MAX_RUNS = 32
@@ -113,7 +114,8 @@ def _find(
         links = [e for f in complete for e in memory.transfers.observe(f, MATERIAL * step_ns)]
         link = max(links, key=lambda excess: excess.excess_ns, default=None)
         if link is not None and link.excess_ns > _outweighs(suspect, cause, graded.evidence):
-            graded, cause = link_grade(link, step_ns), Cause.LINK
+            waits = slow_ends(joined.rank_steps, link.ep_group, link.phase)
+            graded, cause = link_grade(link, step_ns, waits), Cause.LINK
             suspect, runner_up = None, suspect
         elif link is not None and suspect is not None and link.excess_ns > _outweighs(suspect, cause):
             graded = beside_link(graded, link, step_ns)

@@ -110,9 +110,15 @@ def grade(
     )
 
 
-def link_grade(link: LinkExcess, step_ns: int) -> Grade:
-    """The evidence where slow transfers outweigh every rank: the cause is told, the rank is not."""
+def link_grade(link: LinkExcess, step_ns: int, waits: str = "") -> Grade:
+    """The evidence where slow transfers outweigh every rank: the cause is told, the rank is not.
+
+    `waits` is what the exchange's kernels say of the ends, where they do: cycles, which are worth no time,
+    so that they name a place to look at and no suspect.
+    """
     reason = f"The {_slow_link(link, step_ns)}, so durations cannot tell whose link is slow."
+    if waits:
+        reason += f" By the waits that kernels summed, {waits}."
     return Grade(evidence=Evidence.INSUFFICIENT, reason=reason)
 
 

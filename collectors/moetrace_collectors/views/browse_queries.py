@@ -156,6 +156,16 @@ FROM {_VERDICTS} AND warmup = 0
 GROUP BY forward_mode ORDER BY forward_mode
 """
 
+COHORTS = """
+SELECT arraySort(groupUniqArrayArray(cohorts)) AS cohorts
+FROM {database:Identifier}.runs WHERE run_id = {run:String}
+"""
+
+COHORT_STEPS = f"""
+SELECT DISTINCT step FROM {{database:Identifier}}.rank_steps
+WHERE {_CHOSEN} AND cohort = {{cohort:String}}
+"""
+
 LOAD_ROWS = f"""
 SELECT count() AS num_rows FROM {{database:Identifier}}.expert_loads WHERE {_CHOSEN}
 """
@@ -169,6 +179,7 @@ LOADS = {
 SELECT layer, {column} AS place, sum(count) AS total
 FROM {{database:Identifier}}.expert_loads FINAL
 WHERE {_CHOSEN} AND count_kind = '{kind}' AND forward_mode = {{mode:String}}
+    AND ({{cohort:String}} = '' OR cohort = {{cohort:String}})
 GROUP BY layer, place
 """
     for column, kind in (("expert", "routed"), ("rank", "received"))
@@ -202,5 +213,6 @@ GROUP BY source, destination
 """
 
 TRAFFIC_RANKS = f"""
-SELECT max(rank) AS last_rank FROM {{database:Identifier}}.rank_steps WHERE {_CHOSEN}
+SELECT max(rank) AS last_rank, count() AS num_rank_steps
+FROM {{database:Identifier}}.rank_steps WHERE {_CHOSEN}
 """

@@ -35,7 +35,7 @@ from moetrace_collectors.views.store_reader import (
     read_extensions,
     step_row,
 )
-from moetrace_collectors.views.store_rows import Parameters, Row, Store
+from moetrace_collectors.views.store_rows import STORED_ROWS, Parameters, Row, Store
 from moetrace_collectors.views.summarise import LAYER_SHARE
 from moetrace_collectors.views.timeline import Timeline, lay_out
 from moetrace_schemas.enums import ForwardMode, Phase
@@ -165,8 +165,12 @@ def read_timeline(store: Store, run_id: str, step: int, *, lanes: Sequence[int] 
     return lay_out(detail, critical_rank=row.suspect.rank if row.suspect else None)
 
 
-def read_loads(store: Store, run_id: str, *, mode: ForwardMode | None, num_steps: int) -> LoadSums | None:
+def read_loads(
+    store: Store, run_id: str, *, mode: ForwardMode | None, cohort: str = "", num_steps: int
+) -> LoadSums | None:
     """Loads over the newest steps of a forward mode (None: the one with the newest step).
+
+    A cohort narrows them to its own rows, of those of these steps that hold any.
 
     None where the run has no step outside warm-up.
     """
@@ -174,15 +178,24 @@ def read_loads(store: Store, run_id: str, *, mode: ForwardMode | None, num_steps
     if chosen is None:
         return None
     steps = _newest_steps(store, run_id, chosen, num_steps, queries.LOAD_ROWS)
-    view = LoadView(forward_mode=chosen, cohort=None)
-    matrices = {
-        column: _load_matrix(store, {"run": run_id, "steps": steps, "mode": str(chosen)}, column, view)
-        for column in queries.LOADS
+    if cohort:
+        in_cohort = store.rows(queries.COHORT_STEPS, {"run": run_id, "steps": steps, "cohort": cohort})
+        steps = sorted(int(row["step"]) for row in in_cohort)
+    view = LoadView(forward_mode=chosen, cohort=cohort or None)
+    asked: Parameters = {
+        "run": run_id,
+        "steps": steps,
+        "mode": str(chosen),
+        "cohort": cohort,
+        **_stored_rows(store, run_id, steps, queries.LOAD_ROWS),
     }
+    matrices = {column: _load_matrix(store, asked, column, view) for column in queries.LOADS}
     experts, ranks = matrices["expert"], matrices["rank"]
     return LoadSums(
         forward_modes=modes,
         forward_mode=chosen,
+        cohorts=_words(store.rows(queries.COHORTS, {"run": run_id})[0]["cohorts"]),
+        cohort=cohort,
         steps=tuple(steps),
         experts=experts,
         ranks=ranks,
@@ -217,15 +230,17 @@ def read_traffic_blocks(
         return None
     steps = _newest_steps(store, run_id, chosen, num_steps, queries.TRAFFIC_ROWS)
     at_steps: Parameters = {"run": run_id, "steps": steps}
-    last = int(store.rows(queries.TRAFFIC_RANKS, at_steps)[0]["last_rank"])
+    places = store.rows(queries.TRAFFIC_RANKS, at_steps)[0]
+    last = int(places["last_rank"])
     from_first, from_last = _within(sources, last)
     to_first, to_last = _within(destinations, last)
     widest = max(from_last - from_first, to_last - to_first) + 1
     block = 1 << max(0, math.ceil(math.log2(widest / MAX_BLOCKS)))
+    stored = _stored_rows(store, run_id, steps, queries.TRAFFIC_ROWS, int(places["num_rank_steps"]))
     limits = {"from_first": from_first, "from_last": from_last, "to_first": to_first, "to_last": to_last}
     cells = {
         (int(row["source"]), int(row["destination"])): (int(row["total_rows"]), int(row["total_bytes"]))
-        for row in store.rows(queries.TRAFFIC_BLOCKS, {**at_steps, **limits, "block": block})
+        for row in store.rows(queries.TRAFFIC_BLOCKS, {**at_steps, **limits, "block": block, **stored})
     }
     from_blocks = range(from_first // block, from_last // block + 1)
     to_blocks = range(to_first // block, to_last // block + 1)
@@ -316,6 +331,12 @@ def _newest_steps(store: Store, run_id: str, mode: ForwardMode, num_steps: int, 
     per_step = int(store.rows(rows_query, {"run": run_id, "steps": steps[:1]})[0]["num_rows"])
     affordable = max(1, MAX_LOAD_ROWS // max(1, per_step))
     return sorted(steps[:affordable])
+
+
+def _stored_rows(store: Store, run_id: str, steps: list[int], rows_query: str, others: int = 0) -> Parameters:
+    """How many rows the steps have, and how many `others` the sum rests on."""
+    counted = store.rows(rows_query, {"run": run_id, "steps": steps})[0]["num_rows"]
+    return {STORED_ROWS: f"{counted} {others}"}
 
 
 def _load_matrix(store: Store, parameters: Parameters, column: str, view: LoadView) -> LoadMatrix | None:

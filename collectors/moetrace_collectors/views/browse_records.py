@@ -126,8 +126,12 @@ class LoadSums:
     forward_modes: tuple[ForwardMode, ...]
     """Those that the run has counted steps of."""
     forward_mode: ForwardMode
+    cohorts: tuple[str, ...]
+    """Those of the run, whatever the forward mode; the empty label is left out."""
+    cohort: str
+    """The one that is summed; empty for all together."""
     steps: tuple[int, ...]
-    """Ascending; fewer than asked for where more would take too long."""
+    """Ascending; fewer than asked for where more would take too long, or hold nothing of the cohort."""
     experts: LoadMatrix | None
     """Routed pairs; None where none were counted."""
     ranks: LoadMatrix | None

@@ -78,7 +78,7 @@ def write_headline(
         return f"No rank stands out: {_evidence_mix(places, evidence, counted)}."
     first = outstanding[0]
     return (
-        f"Rank {first.rank} in {first.phase} ({layer_name(first.layer)}) extended "
+        f"Rank {first.rank} in {first.phase} ({place_in_layers(first.layer)}) extended "
         f"{percent(first.steps_share)} of steps by a median {duration_text(first.worth_median_ns)}; "
         f"cause: {_causes(first)}; evidence {_evidence(first)}."
     )
@@ -138,6 +138,11 @@ def advise(
     if partial_steps:
         advice.append("Ranks are missing from some steps: see the accounting before trusting those.")
     return tuple(advice)
+
+
+def place_in_layers(layer: int | None) -> str:
+    """Where in a rank's layers the time lies: a layer is named that holds half of it or more."""
+    return f"mostly {layer_name(layer)}" if layer is not None and layer >= 0 else layer_name(layer)
 
 
 def layer_name(layer: int | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moetrace_collectors.views.headline import layer_name
+from moetrace_collectors.views.headline import place_in_layers
 from moetrace_collectors.views.number_format import duration_text, percent
 from moetrace_collectors.views.run_records import StepRow
 
@@ -13,7 +13,7 @@ def verdict_sentence(row: StepRow) -> str:
     suspect = row.suspect
     if suspect is not None:
         sentence += (
-            f" Rank {suspect.rank} in {suspect.phase} ({layer_name(suspect.layer)}) cost "
+            f" Rank {suspect.rank} in {suspect.phase} ({place_in_layers(suspect.layer)}) cost "
             f"{duration_text(suspect.worth_ns)}, {percent(suspect.share)} of the step's extension; cause: "
             f"{row.cause}."
         )
@@ -26,7 +26,7 @@ def suspect_sentence(row: StepRow) -> str:
     if suspect is None:
         return "No rank can be named for this step."
     return (
-        f"Rank {suspect.rank} in {suspect.phase} ({layer_name(suspect.layer)}) extended this step by "
+        f"Rank {suspect.rank} in {suspect.phase} ({place_in_layers(suspect.layer)}) extended this step by "
         f"{duration_text(suspect.worth_ns)}, {percent(suspect.share)} of all that uneven ranks cost it; "
         f"cause: {row.cause}."
     )
@@ -38,6 +38,6 @@ def runner_up_sentence(row: StepRow) -> str:
     if runner_up is None:
         return ""
     return (
-        f"Next: rank {runner_up.rank} in {runner_up.phase} ({layer_name(runner_up.layer)}), "
+        f"Next: rank {runner_up.rank} in {runner_up.phase} ({place_in_layers(runner_up.layer)}), "
         f"{duration_text(runner_up.worth_ns)}."
     )

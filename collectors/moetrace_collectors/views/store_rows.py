@@ -27,6 +27,9 @@ Row = Mapping[str, Any]
 """One row by column name; only `store_reader` sees it and turns it into records at once."""
 Parameters = Mapping[str, int | str | list[int]]
 """Values by placeholder name; a list of integers binds to Array(UInt32)."""
+STORED_ROWS = "stored_rows"
+"""A parameter that no SQL names: how many rows there are of the steps that a query reads. While that
+stays, so does the answer, and a store may give the one that it gave before."""
 
 
 class Store(Protocol):

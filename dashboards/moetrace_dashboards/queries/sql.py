@@ -178,9 +178,21 @@ FROM moetrace.collector_events
 WHERE $__timeFilter(time)
 ORDER BY time DESC LIMIT 100"""
 )
-PLACEMENT_EPOCHS = """SELECT run_id, placement_version AS placement,
-       toString(toUnixTimestamp64Milli(min(start_time))) AS time_ms
-FROM moetrace.rank_steps FINAL
-WHERE placement_version > 0
-GROUP BY run_id, placement ORDER BY run_id, time_ms"""
-"""For annotations that a push makes; no variables."""
+PLACEMENT_EPOCHS = """SELECT e.run_id AS run_id, e.placement AS placement, e.time_ms AS time_ms,
+       l.announced > 0 AS is_announced, l.before AS before, l.copied AS experts_copied,
+       l.copied_bytes AS copied_bytes, l.replicas AS replicas_added, l.sentence AS sentence
+FROM (SELECT run_id, placement_version AS placement,
+             toString(toUnixTimestamp64Milli(min(start_time))) AS time_ms
+      FROM moetrace.rank_steps FINAL
+      WHERE placement_version > 0
+      GROUP BY run_id, placement) AS e
+LEFT JOIN (SELECT run_id, version, countIf(event = 'announced') AS announced,
+                  argMaxIf(previous_version, sequence, event = 'announced') AS before,
+                  sumIf(experts_copied, event = 'announced') AS copied,
+                  sumIf(copied_bytes, event = 'announced') AS copied_bytes,
+                  sumIf(replicas_added, event = 'announced') AS replicas,
+                  argMaxIf(JSONExtractString(document, 'sentence'), sequence, event = 'judged') AS sentence
+           FROM moetrace.placement_ledger
+           GROUP BY run_id, version) AS l ON l.run_id = e.run_id AND l.version = e.placement
+ORDER BY run_id, time_ms"""
+"""For annotations that a push makes; no variables. Stages of a pipeline announce apart: their copies add."""

@@ -337,6 +337,7 @@ CREATE TABLE moetrace.rank_steps
     `received_at` DateTime64(3) COMMENT 'When a collector wrote it (UTC, its clock); 1970 in rows of older versions' CODEC(Delta(8), ZSTD(1)),
     `expected_sites` UInt32 DEFAULT 0 COMMENT 'Wrapped call sites that should have fired; 0 = unknown' CODEC(ZSTD(1)),
     `seen_sites` UInt32 DEFAULT 0 COMMENT 'Those of them that did' CODEC(ZSTD(1)),
+    `anchor_error_ns` Int64 DEFAULT -1 COMMENT 'How far off start_time may be where device events were tied to unix time; -1 = by the clock of the host' CODEC(ZSTD(1)),
     INDEX received_at_range received_at TYPE minmax GRANULARITY 1
 )
 ENGINE = ReplacingMergeTree
@@ -369,6 +370,26 @@ ORDER BY (run_id, step, layer, phase, source_rank, destination_ep_rank, microbat
 TTL toDateTime(step_time) + toIntervalDay(30)
 SETTINGS index_granularity = 8192
 COMMENT 'Rows and bytes from rank to rank';
+
+CREATE TABLE moetrace.rank_waits
+(
+    `run_id` LowCardinality(String) COMMENT 'Run',
+    `step` UInt64 COMMENT 'Step number' CODEC(DoubleDelta, ZSTD(1)),
+    `phase` LowCardinality(String) COMMENT 'dispatch or combine',
+    `forward_mode` LowCardinality(String) COMMENT 'train, prefill, decode or mixed',
+    `ep_group` UInt32 COMMENT 'Lowest global rank of the expert-parallel group' CODEC(ZSTD(1)),
+    `ep_rank` UInt32 COMMENT 'Expert-parallel rank that waited' CODEC(ZSTD(1)),
+    `microbatch` UInt16 COMMENT 'Microbatch' CODEC(ZSTD(1)),
+    `waited_for` UInt32 COMMENT 'Expert-parallel rank whose rows it waited for' CODEC(ZSTD(1)),
+    `cycles` UInt64 COMMENT 'SM cycles summed over the warps of the kernels: to be compared with each other only' CODEC(ZSTD(1)),
+    `step_time` DateTime64(3) COMMENT 'Start of the step (unix time)' CODEC(Delta(8), ZSTD(1))
+)
+ENGINE = ReplacingMergeTree
+PARTITION BY toDate(step_time)
+ORDER BY (run_id, step, phase, forward_mode, ep_group, ep_rank, microbatch, waited_for)
+TTL toDateTime(step_time) + toIntervalDay(30)
+SETTINGS index_granularity = 8192
+COMMENT 'Waits of exchange kernels by pair of ranks: a row of the N x N matrix per rank and phase';
 
 CREATE TABLE moetrace.routing_violations
 (

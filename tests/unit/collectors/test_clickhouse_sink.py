@@ -10,6 +10,7 @@ from clickhouse_connect.driver.exceptions import DatabaseError, DataError, Opera
 
 from moetrace_collectors.errors import SinkError
 from moetrace_collectors.events import CollectorEvent, EventKind
+from moetrace_collectors.joiner import size_bytes
 from moetrace_collectors.model import JoinedStep
 from moetrace_collectors.sinks.base import RetryPolicy, StepResult, flush_with_retry
 from moetrace_collectors.sinks.clickhouse import ClickHouseSink
@@ -204,3 +205,61 @@ def test_retries_end_when_told() -> None:
     assert not flush_with_retry(
         sink, policy=RetryPolicy(), on_error=lambda *_: None, wait=lambda delay: False
     )
+
+
+def test_a_step_larger_than_a_batch_is_written_in_pieces() -> None:
+    """Rows of a wide step go to the store some ranks at a time, each once, its verdict behind all of them.
+
+    An error in between neither loses nor repeats a row.
+    """
+    wide = SyntheticRun(world_size=16, num_layers=1)
+    joined = JoinedStep(
+        run_id="synthetic",
+        step=0,
+        world_size=16,
+        rank_steps=wide.step(0),
+        missing_ranks=(),
+        closed_by=ClosedBy.COMPLETE,
+    )
+    judged = StepResult(joined=joined, verdict=VerdictEngine().judge(joined), loads=())
+    whole = FakeClient()
+    sink = make_sink(whole, Books())
+    sink.take_step(judged)
+    sink.flush()
+
+    batch_bytes = sum(map(size_bytes, joined.rank_steps)) // 4
+    pieces, books = FakeClient(errors=[None] * 5 + [OperationalError("away")]), Books()
+    sink = make_sink(pieces, books, batch_bytes=batch_bytes)
+    sink.take_step(judged)
+    with pytest.raises(SinkError):
+        sink.flush()
+    assert sink.has_unwritten
+    assert sink.num_waiting_steps == 1
+    sink.flush()
+    assert not sink.has_unwritten
+    assert sink.num_waiting_steps == 0
+    assert [table for table, _ in pieces.tables].count("rank_steps") in (3, 4)
+    assert [table for table, _ in pieces.tables][-2:] == TABLES[-2:]
+    assert _rows_by_table(pieces.tables) == _rows_by_table(whole.tables) == _rows_by_table(books.stored)
+
+
+def test_pieces_that_are_given_up_are_counted() -> None:
+    """Abandoning counts every row of every piece, written pieces apart."""
+    run = SyntheticRun(world_size=16, num_layers=1)
+    client, books = FakeClient(errors=[None] * 4 + [OperationalError("away")]), Books()
+    sink = make_sink(client, books, batch_bytes=1)
+    for rank_step in run.step(0):
+        sink.take_late(rank_step)
+    with pytest.raises(SinkError):
+        sink.flush()
+    sink.abandon()
+    assert _rows_by_table(client.tables)["rank_steps"] == 1
+    assert _rows_by_table(books.lost)["rank_steps"] == 15
+    assert not sink.has_unwritten
+
+
+def _rows_by_table(written: list[tuple[str, int]]) -> dict[str, int]:
+    rows: dict[str, int] = {}
+    for table, num_rows in written:
+        rows[table] = rows.get(table, 0) + num_rows
+    return rows

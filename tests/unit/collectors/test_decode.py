@@ -268,6 +268,7 @@ def test_receipts_pairs_and_coverage_survive_the_wire() -> None:
         coactivation=pairs,
         expected_sites=40,
         seen_sites=39,
+        anchor_error_ns=1_234,
     )
     (got,) = decode(request([sent]), max_world_size=1024).rank_steps
     assert_equal(got, sent)

@@ -25,6 +25,21 @@ def decoded(*found: Span) -> Decoded:
     return decode(message, max_world_size=64)
 
 
+def judged(comparison: str) -> dict[str, Any]:
+    """Attributes of a verdict."""
+    return {"PLACEMENT_KIND": "judged", "PLACEMENT_COMPARISON": comparison}
+
+
+def test_a_verdict_is_read_as_canonical_json() -> None:
+    """Only a judged placement holds one; the text is the same however it was spaced."""
+    text = '{"verdict": "accepted", "run_id": "run", "rollback_version": null}'
+    (got,) = decoded(placement_span(report(3, SWAPPED), **judged(text))).placements
+    assert got.event is PlacementEvent.JUDGED
+    assert got.comparison == '{"rollback_version":null,"run_id":"run","verdict":"accepted"}'
+    (plain,) = decoded(placement_span(report(3, SWAPPED), PLACEMENT_COMPARISON=text)).placements
+    assert (plain.event, plain.comparison) == (PlacementEvent.ANNOUNCED, "")
+
+
 def test_what_is_sent_is_what_is_read() -> None:
     """Map and terms come through whole, beside steps of the same request."""
     told = report(3, SWAPPED, step=5)
@@ -71,6 +86,21 @@ def test_what_is_sent_is_what_is_read() -> None:
         ({"PLACEMENT_RANKS": 3}, RejectReason.MALFORMED_COLUMNS, "8 slots on 3 ranks"),
         ({"COLUMNS_PLACEMENT": b"x"}, RejectReason.MALFORMED_COLUMNS, "header bytes"),
         ({"PLACEMENT_KIND": "applied"}, RejectReason.INVALID_ATTRIBUTE, "announced or proposed"),
+        ({"PLACEMENT_KIND": "judged"}, RejectReason.INVALID_ATTRIBUTE, "comparison: 0 characters"),
+        (judged("[1]"), RejectReason.INVALID_ATTRIBUTE, "a comparison of run run as a JSON object"),
+        (judged('{"run_id":"other"}'), RejectReason.INVALID_ATTRIBUTE, "a comparison of run run"),
+        (judged('{"run_id":"run","x":NaN}'), RejectReason.INVALID_ATTRIBUTE, "as a JSON object"),
+        (judged('{"run_id":"run","verdict":["x"]}'), RejectReason.INVALID_ATTRIBUTE, "verdict accepted or"),
+        (
+            judged('{"run_id":"run","verdict":"accepted","rollback_version":-1}'),
+            RejectReason.INVALID_ATTRIBUTE,
+            "rollback_version null or 0 to",
+        ),
+        (
+            judged('{"run_id":"run","verdict":"accepted","x":1e999}'),
+            RejectReason.INVALID_ATTRIBUTE,
+            "moetrace.placement.comparison",
+        ),
         ({"PLACEMENT_COUNTS": "x"}, RejectReason.INVALID_ATTRIBUTE, "logical or physical"),
         ({"PLACEMENT_WEIGHTS": "[1]"}, RejectReason.INVALID_ATTRIBUTE, "a JSON object"),
         ({"PLACEMENT_WEIGHTS": "[" * 50_000}, RejectReason.INVALID_ATTRIBUTE, "a JSON object"),

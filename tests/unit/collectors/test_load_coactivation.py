@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.load import coactivation as module
 from moetrace_collectors.load.coactivation import (
+    apart_across,
     coactivation_of_matrix,
     count_coactivation,
     cross_node_share,
@@ -65,6 +66,16 @@ def test_pairs_cross_nodes_as_the_placement_says() -> None:
     assert cross_node_share(found, apart, num_nodes=1).tolist() == [0.0, 0.0]
     best = top_pairs(found, apart, num_nodes=2, count=1)[0]
     assert (best.layer, best.first, best.second, best.tokens, best.cross_node) == (0, 0, 1, 2, 0.0)
+
+
+def test_pairs_of_two_layers_cross_nodes_as_both_layers_are_placed() -> None:
+    """Layer 1 is the other way round, and its expert 0 has a replica on each node."""
+    placement = Placement(
+        physical_to_logical=np.array([[0, 1, 2, 3, 3, 3], [2, 3, 0, 0, 1, 1]]), num_experts=4, num_ranks=2
+    )
+    (apart,) = apart_across(placement, num_nodes=2)
+    assert apart[0].tolist() == [0.5, 1.0, 0.0, 0.0]
+    assert apart[3].tolist() == [0.5, 0.0, 1.0, 1.0]
 
 
 def test_a_replica_on_each_node_crosses_half_the_time() -> None:

@@ -218,6 +218,18 @@ def test_a_run_from_the_store(store: Path) -> None:
     assert sent["measured"]
     assert sum(map(sum, sent["rows"])) == 3 * pairs
     assert sent["layers"][0]["cross_node_ratio"] == pytest.approx(0.5, abs=0.05)
+    for layer, exchange in zip(document["layers"], sent["layers"], strict=True):
+        loads = np.array(layer["rank_loads"], dtype=float)
+        figures = layer["rank_figures"]
+        assert (figures["total"], figures["max"], figures["idle"]) == (pairs, loads.max(), 0)
+        assert figures["cv"] == pytest.approx(loads.std() / loads.mean(), abs=1e-9)
+        share = loads / loads.sum()
+        assert figures["entropy_bits"] == pytest.approx(-(share * np.log2(share)).sum(), abs=1e-9)
+        assert figures["percentiles"]["p50"] == pytest.approx(np.median(loads))
+        # What ranks keep for themselves crosses nothing.
+        assert 0 < exchange["received"]["total"] < pairs
+        assert exchange["received"]["max_mean_ratio"] == exchange["received_max_mean_ratio"]
+        assert exchange["bytes"] == pairs * 4096
 
 
 def test_a_recommendation_from_the_store(store: Path) -> None:
@@ -233,9 +245,31 @@ def test_a_recommendation_from_the_store(store: Path) -> None:
     assert not any("per row" in assumption for assumption in document["assumptions"])
 
 
+def test_planning_uses_the_pairs_that_ranks_sampled(store: Path) -> None:
+    """Stored co-activation stands for routes in a file; one copy per pair has no use for it."""
+    told = ("replay", "--dir", str(store), "--slots", "24", "--top-k", "2")
+    sampled = "experts share tokens as the ranks' samples of this run say (else give --routes)"
+    document = moetrace(*told)
+    assert document["costs"]["coactivation"]
+    assert sampled in document["assumptions"]
+    alone = moetrace(*told, "--copies", "pair")
+    assert not alone["costs"]["coactivation"]
+    assert sampled not in alone["assumptions"]
+    # Without a top-k a copy per pair is all that is known, and that is said.
+    unknown = moetrace(*told[:-2])
+    assert not unknown["costs"]["coactivation"]
+    assert any("give --top-k" in warning for warning in unknown["warnings"])
+    assert document["placement_version"] == 0
+
+
 def test_pairs_of_experts_from_the_store(store: Path) -> None:
     """What ranks sampled stands for routes in a file; warm-up steps are left out, layers had their turns."""
     coactivation = moetrace("load", "--dir", str(store), "--run", "simulated")["coactivation"]
+    # Experts 0 and 2 are on ranks 0 and 1 of the first node.
+    assert [
+        (follows["expert"], follows["next_expert"], follows["cross_node"], follows["cross_node_share"])
+        for follows in coactivation["across_layers"]
+    ] == [(0, 2, 0.0, 0.0)] * 2
     sampled = [sum(step % 3 == layer for step in range(4, 24)) for layer in range(3)]
     assert coactivation["cross_node_share"] == [pytest.approx(1 / 3)] * 3
     pairs = {

@@ -219,3 +219,30 @@ def test_a_line_that_a_killed_rank_did_not_finish_is_left_out(tmp_path: Path) ->
     file.write_text("\n".join((lines[0], lines[1][:100], lines[2])) + "\n")
     with pytest.raises(UsageError, match="line 2"):
         read_own(file)
+
+
+def test_placements_in_a_file_are_no_steps(tmp_path: Path) -> None:
+    """A file that begins with one is known as ours and read as if it were not there; slots are warned of."""
+    (path,) = write_ranks(tmp_path, ranks=1)
+    plain = read_own(path)
+    placed = {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": RUN.run_id,
+        "step": 0,
+        "rank": 0,
+        "placement_version": 4,
+        "placement": {"ranks": 1, "experts": 2, "layers": [0], "physical_to_logical": [[0, 1]]},
+        "terms": {"count_ids": "logical"},
+    }
+    lines = path.read_text().splitlines(keepends=True)
+    announced = json.dumps(placed) + "\n"
+    path.write_text("".join([announced, *lines[:4], announced, *lines[4:]]))
+    found = read_own(path)
+    assert [one.step for one in found.rank_steps] == [one.step for one in plain.rank_steps]
+    assert found.warnings == ()
+    assert not [said for said in analyze([path]).warnings if "placement" in said]
+    placed["terms"] = {"count_ids": "physical"}
+    path.write_text("".join([json.dumps(placed) + "\n", *lines, '{"schema']))
+    said = read_own(path).warnings
+    assert "counts are of slots of placement version 4" in said[0]
+    assert "the last line is cut short" in said[1]

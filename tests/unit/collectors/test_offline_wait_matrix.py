@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetrace_collectors.errors import UsageError
-from moetrace_collectors.offline.wait_matrix import checked_matrix, find_slow, matrices_in
+from moetrace_collectors.offline.wait_matrix import checked_matrix, matrices_in
+from moetrace_collectors.verdict.wait_matrix import find_slow
 
 CASES = json.loads((Path(__file__).parents[2] / "data" / "matrices" / "wait_matrices.json").read_text())
 

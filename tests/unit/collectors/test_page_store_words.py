@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from moetrace_collectors.page import query_store
 from moetrace_collectors.page.query_store import NoAnswerError, QueryStore
 from moetrace_collectors.read_only_query import Query, QueryError
 from moetrace_collectors.views import browse_reader
 from moetrace_collectors.views.browse_reader import MAX_LOAD_ROWS, read_loads
-from moetrace_collectors.views.store_rows import Parameters, Row
+from moetrace_collectors.views.store_rows import STORED_ROWS, Parameters, Row
 
 
 class FailingRunner:
@@ -65,6 +66,35 @@ def test_values_travel_beside_the_text() -> None:
     assert runner.queries[0].parameters == {"database": "moetrace", "run": "a\\tb\\\\", "steps": "[1, 2]"}
 
 
+def test_sums_are_made_once_while_the_rows_stay() -> None:
+    """An answer is remembered by its parameters and the rows behind it, and only where it is asked for so."""
+    runner = RecordingRunner()
+    store = QueryStore(runner, database="moetrace")
+    for stored_rows in ("4 0", "4 0", "5 0", "4 0"):
+        assert store.rows("SELECT 1", {"run": "a", STORED_ROWS: stored_rows})
+    assert len(runner.queries) == 2
+    store.rows("SELECT 1", {"run": "b", STORED_ROWS: "4 0"})
+    store.rows("SELECT 1", {"run": "a"})
+    store.rows("SELECT 1", {"run": "a"})
+    assert len(runner.queries) == 5
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer that was not asked for longest goes first."""
+    runner = RecordingRunner()
+    store = QueryStore(runner, database="moetrace")
+    store.rows("SELECT 1", {STORED_ROWS: "1"})
+    size = len(RecordingRunner().run(runner.queries[0]))
+    monkeypatch.setattr(query_store, "MAX_REMEMBERED_BYTES", 2 * size)
+    for stored_rows in ("2", "1", "3"):
+        store.rows("SELECT 1", {STORED_ROWS: stored_rows})
+    assert len(runner.queries) == 3
+    store.rows("SELECT 1", {STORED_ROWS: "1"})
+    assert len(runner.queries) == 3
+    store.rows("SELECT 1", {STORED_ROWS: "2"})
+    assert len(runner.queries) == 4
+
+
 class WideStore:
     """A run whose every step holds too many rows to sum many of."""
 
@@ -86,6 +116,8 @@ class WideStore:
             return [{"step": 99 - index} for index in range(limit)]
         if sql == queries.LOAD_ROWS:
             return [{"num_rows": self.rows_per_step}]
+        if sql == queries.COHORTS:
+            return [{"cohorts": []}]
         self.summed.append(parameters["steps"])
         return [{"layer": 0, "place": 0, "total": 1}]
 

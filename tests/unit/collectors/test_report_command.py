@@ -124,7 +124,7 @@ def test_summary_counts_without_warmup(document: dict[str, Any]) -> None:
     """Findings, shares and evidence are of steps 1 to 6."""
     summary = document["summary"]
     assert summary["headline"] == (
-        "Rank 2 in expert_gemm (layer 1) extended 67 % of steps by a median 30.0 ms; "
+        "Rank 2 in expert_gemm (mostly layer 1) extended 67 % of steps by a median 30.0 ms; "
         "cause: device in 75 %, unknown in 25 %; evidence clear."
     )
     assert summary["counted_steps"] == 6

@@ -96,6 +96,20 @@ def test_arrows_lead_from_the_releaser_to_those_that_waited() -> None:
     assert {one.target["pid"] for one in slow} == {0, 1, 3}
 
 
+def test_a_rank_whose_clock_others_are_drawn_by_says_how_far_off_it_may_be() -> None:
+    """The worst of its steps, where device events were tied to unix time; nothing by the host's own clock."""
+    steps = traced(
+        [
+            [replace(one, anchor_error_ns=1_000 * step if one.rank < 2 else -1) for one in RUN.step(step)]
+            for step in STEPS
+        ]
+    )
+    processes = drawn(steps).processes
+    assert processes[0] == "rank 0 on host-0 (device time, placed within 8.0 us)"
+    assert processes[1] == "rank 1 on host-0"
+    assert processes[2] == "rank 2 on host-0"
+
+
 def test_clocks_that_are_wrong_are_laid_over_each_other() -> None:
     """With clocks 3 s ahead and 2 ms behind, ends of one exchange still meet, and no duration changes."""
     wrong_ns = {0: 0, 1: 3_000_000_000, 2: -2_000_000, 3: 0}

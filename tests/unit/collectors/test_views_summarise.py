@@ -18,7 +18,7 @@ def test_headline_names_rank_phase_layer_share_worth_cause_and_evidence() -> Non
     calm = [step_row(step) for step in range(14, 15)]
     summary = summarise([*named, *calm])
     assert summary.headline == (
-        "Rank 2 in expert_gemm (layer 1) extended 93 % of steps by a median 29.8 ms; cause: device; "
+        "Rank 2 in expert_gemm (mostly layer 1) extended 93 % of steps by a median 29.8 ms; cause: device; "
         "evidence clear."
     )
     assert "Rows do not explain the time of rank 2" in summary.next_steps[0]

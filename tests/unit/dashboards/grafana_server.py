@@ -88,6 +88,13 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
             "dashboardUID": STRING, "panelId": INTEGER,
         },
     },
+    ("PATCH", "/api/annotations/*"): {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "time": INTEGER, "timeEnd": INTEGER, "text": STRING, "tags": {"type": "array", "items": STRING},
+        },
+    },
 }  # fmt: skip
 
 
@@ -97,6 +104,8 @@ ALERT_RULES = "/api/v1/provisioning/alert-rules"
 def _pattern(method: str, path: str) -> str:
     if method == "PUT" and path.startswith(f"{ALERT_RULES}/"):
         return f"{ALERT_RULES}/*"
+    if method == "PATCH" and path.startswith("/api/annotations/"):
+        return "/api/annotations/*"
     return "/api/datasources/uid/*" if "/uid/" in path else path
 
 
@@ -144,6 +153,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         self._answer("PUT", self._body())
+
+    def do_PATCH(self) -> None:
+        self._answer("PATCH", self._body())
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -217,6 +229,9 @@ class _Handler(BaseHTTPRequestHandler):
         if (method, path) == ("POST", "/api/annotations"):
             server.annotations.append({"id": len(server.annotations) + 1, **body})
             return 200, {"message": "Annotation added", "id": len(server.annotations)}
+        if method == "PATCH":
+            next(note for note in server.annotations if str(note["id"]) == name).update(body)
+            return 200, {"message": "Annotation patched"}
         wanted = set(parse_qs(urlsplit(self.path).query).get("tags", []))
         return 200, [note for note in server.annotations if wanted <= set(note["tags"])]
 

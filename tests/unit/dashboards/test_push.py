@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -116,28 +117,45 @@ def test_a_data_source_that_moved_is_updated() -> None:
         assert server.datasources[0]["url"] == "http://other:9090"
 
 
-def test_placement_epochs_become_annotations_once() -> None:
-    """One annotation per run and epoch, at the first step with it; a second push adds none."""
+def test_placement_epochs_become_annotations_that_follow_the_ledger() -> None:
+    """One per run and epoch, at its first step, with diff and verdict; a second push adds none, a later
+    verdict changes the text and makes no second one.
+    """
+    epoch = {
+        "run_id": "r", "placement": 4, "time_ms": "1900000000000", "is_announced": 1, "before": 3,
+        "experts_copied": 2, "copied_bytes": 3_000_000_000, "replicas_added": 8, "sentence": "",
+    }  # fmt: skip
+    bare = {**epoch, "placement": 5, "is_announced": 0, "experts_copied": None, "copied_bytes": None}
 
     class Collector(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(b'{"run_id":"r","placement":4,"time_ms":"1900000000000"}\n')
+            self.wfile.write("".join(json.dumps(row) + "\n" for row in (epoch, bare)).encode())
 
         def log_message(self, format: str, *args: object) -> None:
             pass
 
     collector = HTTPServer(("127.0.0.1", 0), Collector)
     threading.Thread(target=collector.serve_forever, daemon=True).start()
+    options = (*SOURCES, "--collector", f"http://127.0.0.1:{collector.server_port}")
+    changed = "run r: placement 4\nafter placement 3: 2 experts copied (3 GB), +8 replicas\n"
+    told = "run r: placement 5\nnobody announced its map\nnot judged yet"
     try:
         with grafana() as server:
             for _ in range(2):
-                assert push(server, *SOURCES, "--collector", f"http://127.0.0.1:{collector.server_port}") == 0
+                assert push(server, *options) == 0
             assert [(note["time"], note["text"], note["tags"]) for note in server.annotations] == [
-                (1_900_000_000_000, "run r: placement 4", ["moetrace", "placement"])
+                (1_900_000_000_000, f"{changed}not judged yet", ["moetrace", "placement"]),
+                (1_900_000_000_000, told, ["moetrace", "placement"]),
             ]
+            epoch["sentence"] = "regressed -> roll back to version 3; decode: step_p95 +20 %"
+            written = len(server.writes)
+            for _ in range(2):
+                assert push(server, *options) == 0
+            assert server.writes[written:] == ["PATCH /api/annotations/1"]
+            assert [note["text"] for note in server.annotations] == [f"{changed}{epoch['sentence']}", told]
     finally:
         collector.shutdown()
         collector.server_close()

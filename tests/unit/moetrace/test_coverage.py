@@ -262,3 +262,43 @@ def test_both_figures_travel_with_every_step(record: Make) -> None:
     sent = span_attributes(step, CONTEXT, sample_period=1, model_name="", model_version="")
     assert sent[attributes.COVERAGE_EXPECTED_SITES] == 2 * SITES_PER_LAYER
     assert sent[attributes.COVERAGE_SEEN_SITES] == SITES_PER_LAYER
+
+
+@torch.no_grad()
+def test_a_compiled_model_is_covered_and_nothing_is_said(
+    record: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its forward is traced and its wrapper never runs; the marks in the graph fire all the same."""
+    recording = record()
+    model = Model()
+    recording.tracer.instrument(model)
+    run: Any = torch.compile(model, backend="eager")
+    for _ in range(2):
+        run_step(recording, lambda: run(HIDDEN))
+    assert silent(recording.tracer) == {}
+    assert warnings(caplog) == []
+    assert recording.tracer.metrics.seen_sites == 2 * SITES_PER_LAYER
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("when", ["as a whole", "its layers in place", "its layers", "its forward"])
+def test_a_compiled_model_without_marks_is_named_so(record: Make, when: str) -> None:
+    """With compiled=False only what runs between graphs fires; of the rest, that is the reason."""
+    recording = record(compiled=False)
+    model = Model()
+    recording.tracer.instrument(model)
+    run: Any = model
+    if when == "as a whole":
+        run = torch.compile(model, backend="eager")
+    elif when == "its forward":
+        model.forward = torch.compile(model.forward, backend="eager")  # type: ignore[method-assign]
+    elif when == "its layers":
+        for at, layer in enumerate(model.layers):
+            model.layers[at] = torch.compile(layer, backend="eager")  # type: ignore[assignment]
+    else:
+        for layer in model.layers:
+            layer.compile(backend="eager")
+    run_step(recording, lambda: run(HIDDEN))
+    reasons = silent(recording.tracer)
+    assert {"layers.0.route", "layers.1.combine"} <= reasons.keys()
+    assert set(reasons.values()) == {"compiled"}

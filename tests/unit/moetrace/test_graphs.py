@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from moetrace.instrument.coverage import CoverageReport
+from moetrace.instrument.wrap import timed
 from moetrace.record.buffer import TICKET_SHIFT
-from moetrace.record.replays import CapturedGraph, Replay, replayed_calls
+from moetrace.record.replays import EMPTY_EVENTS, CapturedGraph, Replay, replayed_calls, without_events
 from moetrace.record.sites import Role, Site
 from moetrace.testing import FakeDevice, FakeGraph
 from moetrace_schemas.columns import RowFlag
-from moetrace_schemas.enums import CountKind, SkipReason
+from moetrace_schemas.enums import CountKind, Phase, SkipReason
 
 from .intervals import lines
 
@@ -274,9 +276,150 @@ def test_streams_and_exchanges_in_flight_of_a_graph_are_its_own(record: Make, de
     calls = replayed_calls(
         [
             Replay(graph=captured, site=0, number=0, start_mark=0, end_mark=0)
-            for captured in [CapturedGraph(marks=[(launch, 0, 0, RowFlag.ASYNC | 1 << TICKET_SHIFT)])] * 2
+            for captured in [
+                CapturedGraph(
+                    marks=[(launch, 0, 0, RowFlag.ASYNC | 1 << TICKET_SHIFT)], events=[None], streams=[7]
+                )
+            ]
+            * 2
         ],
         SimpleNamespace(until=lambda event: 0),  # type: ignore[arg-type]
         Counter(),
     )
     assert len({flags >> TICKET_SHIFT for *_, flags in calls}) == 2
+
+
+def test_the_time_of_empty_event_pairs_is_taken_off_captured_calls(record: Make, device: FakeDevice) -> None:
+    """Measured by events of the graph itself: calls last what they last without events, without gaps."""
+    device.graph_event_ns = 700
+    recording = record(clock=device.clock())
+    layer = Layer(recording, device)
+    graph = layer.capture()
+    with recording.tracer.step():
+        device.work(1_000)
+        graph.replay()
+    step = finish_step(recording, device, 1)
+    spent = (6 + EMPTY_EVENTS) * 700
+    assert lines(step.phases) == ["0 outside 0-1000", *PASS, f"-1 outside 9000-{9000 + spent}"]
+
+
+def test_only_the_first_of_many_small_graphs_measures_empty_pairs(record: Make, device: FakeDevice) -> None:
+    """Graphs of a few events would grow by as much again; they take what the first one found."""
+    device.graph_event_ns = 700
+    recording = record(clock=device.clock())
+    layer = Layer(recording, device)
+    first, second = layer.capture(), layer.capture()
+    nodes = [sum(not isinstance(item, int) for item in graph._captured) for graph in (first, second)]
+    assert nodes == [6 + EMPTY_EVENTS, 6]
+    with recording.tracer.step():
+        first.replay()
+        second.replay()
+    step = finish_step(recording, device, 1)
+    inside = [row.duration_ns for row in step.phases if row.phase is not Phase.OUTSIDE]
+    assert inside == [1_000, 5_000, 2_000] * 2
+
+
+@pytest.mark.parametrize(
+    ("times", "moved"),
+    [
+        ([100, 1_100, 1_150, 3_150], [100, 1_000, 1_000, 2_900]),
+        ([100, 150, 180, 400], [100, 100, 100, 220]),
+        ([], []),
+    ],
+)
+def test_nothing_becomes_shorter_than_zero(times: list[int], moved: list[int]) -> None:
+    """A gap below that of an empty pair is none, and order stays."""
+    assert without_events(times, [7] * len(times), 100) == moved
+
+
+def test_streams_of_a_graph_are_moved_each_by_its_own_events() -> None:
+    """Events of another stream took none of this one's time."""
+    assert without_events([0, 10, 1_000, 2_010], [7, 8, 7, 8], 100) == [0, 10, 900, 1_910]
+
+
+class Block:
+    """A layer that is wrapped as a whole, with its parts inside."""
+
+    def __init__(self, recording: Any, device: FakeDevice, layer: int) -> None:
+        tracer = recording.tracer
+        self.parts = tracer.wrap(
+            router=lambda ids: (device.work(1_000), ids)[1],
+            experts=lambda: device.work(5_000),
+            layer=layer,
+            num_experts=4,
+        )
+        exchange = tracer.sites.add(Site(Role.EXCHANGE))
+        self.exchange = timed(lambda: device.work(3_000), tracer, exchange)
+        self.site = tracer.sites.add(Site(Role.LAYER, layer=layer, name=f"layers.{layer}"))
+        self.run = timed(self._inside, tracer, self.site)
+
+    def _inside(self) -> None:
+        self.parts.router(torch.tensor([[0, 1], [1, 2]]))
+        self.exchange()
+        self.parts.experts()
+
+
+def test_every_nth_layer_is_told_apart_in_a_graph(record: Make, device: FakeDevice) -> None:
+    """The others are two events and one row `fused`: no time becomes outside, and no count is lost."""
+    recording = record(clock=device.clock(), graph_layers=2)
+    blocks = [Block(recording, device, layer) for layer in range(3)]
+    graph = device.graph_class(device)
+    graph.capture_begin()
+    for block in blocks:
+        block.run()
+    graph.capture_end()
+    assert sum(not isinstance(item, int) for item in graph._captured) == 8 + 2 + 8 + EMPTY_EVENTS
+    with recording.tracer.step():
+        graph.replay()
+    step = finish_step(recording, device, 1)
+    apart = ["router", "dispatch", "expert_gemm"]
+    assert [(row.layer, str(row.phase), row.duration_ns) for row in step.phases] == [
+        *zip([0] * 3, apart, [1_000, 3_000, 5_000], strict=True),
+        (1, "fused", 9_000),
+        *zip([2] * 3, apart, [1_000, 3_000, 5_000], strict=True),
+    ]
+    assert {row.layer for row in step.experts} == {0, 1, 2}
+    assert step.expected_sites <= step.seen_sites
+    assert step.unstamped_sites == frozenset()
+
+
+def test_layer_sampling_is_for_graphs_only_and_the_coverage_report_names_the_layers(
+    record: Make, device: FakeDevice
+) -> None:
+    """A step that runs eagerly shows every layer; by default there is nothing to say."""
+    recording = record(clock=device.clock(), graph_layers=2)
+    blocks = [Block(recording, device, layer) for layer in range(3)]
+    with recording.tracer.step():
+        for block in blocks:
+            block.run()
+    step = finish_step(recording, device, 1)
+    assert "fused" not in {str(row.phase) for row in step.phases}
+    assert recording.tracer.coverage().graph_layers == (0, 2)
+    report = CoverageReport(layers=(), graph_layers=(0, 2))
+    assert "only layers 0, 2 are told apart" in str(report)
+    whole = record(clock=device.clock())
+    Block(whole, device, 0)
+    assert whole.tracer.coverage().graph_layers == ()
+
+
+def test_layers_that_are_not_wrapped_as_a_whole_keep_their_events(record: Make, device: FakeDevice) -> None:
+    """Without events their time would be outside of all layers."""
+    recording = record(clock=device.clock(), graph_layers=3)
+    layer = Layer(recording, device)
+    graph = layer.capture()
+    with recording.tracer.step():
+        device.work(1_000)
+        graph.replay()
+    assert lines(finish_step(recording, device, 1).phases) == ["0 outside 0-1000", *PASS]
+    assert recording.tracer.coverage().graph_layers == (0,)
+
+
+def test_graphs_hold_checks_only_where_that_was_asked_for(record: Make, device: FakeDevice) -> None:
+    """They would run in every replay, so it is the user's choice."""
+    for asked in (False, True):
+        recording = record(clock=device.clock(), check_graphs=asked)
+        graph = Layer(recording, device).capture()
+        (captured,) = graph_marks(recording)._graphs.values()
+        assert captured.counter.checking is asked
+        recording.tracer.shutdown()
+        del graph

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from moetrace.emit.jsonl import PHASE_FIELDS, JsonlEmitter, to_json
+from moetrace.emit.base import PlacementEmitter
+from moetrace.emit.jsonl import PHASE_FIELDS, JsonlEmitter, from_json, to_json
+from moetrace.record.placement import PlacementRecord
 from moetrace.record.types import (
     CoactivationRow,
     ExpertRow,
@@ -16,17 +18,20 @@ from moetrace.record.types import (
     StepRecord,
     TrafficRecord,
     ViolationRow,
+    WaitRow,
 )
 from moetrace.self_metrics import SelfMetrics
 from moetrace_schemas import SCHEMA_VERSION
 from moetrace_schemas.enums import (
     CoactivationSpan,
+    CountIds,
     CountKind,
     Direction,
     ForwardMode,
     Phase,
     RoutingViolation,
 )
+from moetrace_schemas.placement import PlacementMap, PlacementTerms
 
 from .records import CONTEXT, step_record
 
@@ -119,10 +124,36 @@ def test_success_is_counted_after_it_happened(tmp_path: Path) -> None:
 
 
 def test_what_only_some_steps_have_is_left_out_of_the_others(tmp_path: Path) -> None:
-    """Violations and pairs of experts are keys of the steps that have them."""
+    """Violations, pairs of experts and kernels' waits are keys of the steps that have them."""
     violation = ViolationRow(layer=1, violation=RoutingViolation.CONSERVATION, count=2)
     pairs = CoactivationRow(layer=1, span=CoactivationSpan.WITHIN, pairs=((0, 3, 7),))
-    document = to_json(step_record(violations=(violation,), coactivation=(pairs,)), CONTEXT)
+    waits = WaitRow(phase=Phase.DISPATCH, waits=(0, 7))
+    record = step_record(violations=(violation,), coactivation=(pairs,), waits=(waits,))
+    document = to_json(record, CONTEXT)
+    assert from_json(json.loads(json.dumps(document))).waits == (waits,)
+    assert document["waits"] == [{"phase": "dispatch", "waits": (0, 7)}]
     assert document["violations"] == [{"layer": 1, "violation": "conservation", "count": 2}]
     assert document["coactivation"] == [{"layer": 1, "span": "within", "pairs": ((0, 3, 7),)}]
-    assert not {"violations", "coactivation"} & to_json(step_record(), CONTEXT).keys()
+    assert not {"violations", "coactivation", "waits"} & to_json(step_record(), CONTEXT).keys()
+
+
+def test_a_placement_is_a_line_of_its_own(tmp_path: Path) -> None:
+    """Map, digest and terms, in front of the first step under it; it is in no count of steps."""
+    metrics = SelfMetrics()
+    emitter = JsonlEmitter(str(tmp_path), lambda: CONTEXT, metrics)
+    assert isinstance(emitter, PlacementEmitter)
+    mapping = PlacementMap(layers=(3,), physical_to_logical=((1, 0),), num_experts=2, num_ranks=2)
+    terms = PlacementTerms(expert_bytes=7, window=(0, 4), count_ids=CountIds.PHYSICAL)
+    emitter.emit_placement(PlacementRecord(version=2, step=5, map=mapping, terms=terms, start_unix_ns=9))
+    emitter.emit(step_record(5))
+    emitter.close(0)
+    first, second = map(json.loads, (tmp_path / "rank-00003.jsonl").read_text().splitlines())
+    assert (first["placement_version"], first["step"], first["rank"]) == (2, 5, 3)
+    assert first["placement"] == {
+        "ranks": 2, "experts": 2, "layers": [3], "physical_to_logical": [[1, 0]],
+    }  # fmt: skip
+    assert first["digest"] == mapping.digest()
+    assert (first["terms"]["expert_bytes"], first["terms"]["telemetry_window"]) == (7, [0, 4])
+    assert first["terms"]["count_ids"] == "physical"
+    assert "phases" in second
+    assert metrics.exported["jsonl"] == 1

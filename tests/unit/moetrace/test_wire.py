@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from array import array
 
-from moetrace.emit.wire import span_attributes
-from moetrace.record.types import StepRecord
+from moetrace.emit.wire import HIGHEST_CYCLES, span_attributes
+from moetrace.record.types import StepRecord, WaitRow
 from moetrace_schemas import SCHEMA_VERSION, attributes
-from moetrace_schemas.columns import EXPERTS, PHASES, TRAFFIC, unpack
-from moetrace_schemas.enums import COUNT_KIND_BY_CODE, DIRECTION_BY_CODE, PHASE_BY_CODE
+from moetrace_schemas.columns import EXPERTS, PHASES, TRAFFIC, WAITS, unpack
+from moetrace_schemas.enums import COUNT_KIND_BY_CODE, DIRECTION_BY_CODE, PHASE_BY_CODE, Phase
 
 from .records import CONTEXT, step_record
 
@@ -100,3 +100,23 @@ def test_traffic_unpacks_to_the_same_rows() -> None:
         "length": [4],
     }
     assert list(values) == [3, 4, 0, 0]
+
+
+def test_waits_of_the_expert_parallel_group_unpack_and_others_are_left_out() -> None:
+    """A buffer of another group has no place in the matrix; what a hung kernel summed stays in the limits."""
+    size = CONTEXT.ep_size
+    waits = (
+        WaitRow(phase=Phase.DISPATCH, waits=(2**62,) * size),
+        WaitRow(phase=Phase.COMBINE, waits=tuple(range(size))),
+        WaitRow(phase=Phase.COMBINE, waits=(1,) * (size + 1)),
+    )
+    values = on_the_wire(step_record(waits=waits))
+    packed = values[attributes.COLUMNS_WAITS]
+    assert isinstance(packed, bytes)
+    columns, cycles = unpack(WAITS, packed)
+    assert [PHASE_BY_CODE[code] for code in columns["phase"]] == [Phase.DISPATCH, Phase.COMBINE]
+    assert columns["length"].tolist() == [size, size]
+    assert 0 < sum(cycles[:size]) <= HIGHEST_CYCLES
+    assert cycles[size:].tolist() == list(range(size))
+    other = on_the_wire(step_record(waits=waits[2:]))
+    assert attributes.COLUMNS_WAITS not in other

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetrace_schemas import columns
 from moetrace_schemas.columns import (
     EXPERTS,
     HEADER,
@@ -160,3 +161,10 @@ def test_kinds_are_told_apart_by_their_number() -> None:
         names = [column.name for column in layout.columns]
         assert len(set(names)) == len(names)
         assert layout.lengths is None or layout.lengths in names
+
+
+def test_every_layout_has_a_kind_of_its_own() -> None:
+    """A block that lands in the wrong attribute is refused and not read as something else."""
+    layouts = [value for value in vars(columns).values() if isinstance(value, columns.Layout)]
+    assert len(layouts) >= 7
+    assert len({layout.kind for layout in layouts}) == len(layouts)

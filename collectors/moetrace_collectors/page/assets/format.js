@@ -20,7 +20,9 @@ export function percent(share) {
   return `${value.toFixed(0)} %`;
 }
 
-export const whole = (value) => value.toLocaleString("en");
+// Made once: a heat map of many ranks has tens of thousands of cells.
+const WHOLE = new Intl.NumberFormat("en");
+export const whole = (value) => WHOLE.format(value);
 export const count = (value, noun, plural = `${noun}s`) => `${whole(value)} ${value === 1 ? noun : plural}`;
 export const layerName = (layer) =>
   layer === null ? "no single layer" : layer >= 0 ? `layer ${layer}` : "step level";

@@ -2,17 +2,34 @@
 import { colour } from "./colours.js";
 import { el } from "./dom.js";
 import { whole } from "./format.js";
+import { hide, show } from "./tip.js";
 
+const SCRIPT = "assets/plotly.min.js";
 let loading = null;
+let fetching = false; // into the browser's cache
 
-// Plotly is large, so it is fetched when the first heat map is wanted, from the collector itself.
+// Fetched early, beside the numbers, but not run: reading plotly in takes the browser a second or more, and what a
+// view says in words has to be on the screen before.
+export function fetchPlotly() {
+  if (loading || fetching) return;
+  fetching = true;
+  fetch(SCRIPT).then((answer) => answer.arrayBuffer()).catch(() => { /* said where it is missed */ });
+}
+
+// Resolves when what was put into the page has been painted; at once where nothing is painted (a hidden tab).
+export function painted() {
+  if (document.hidden) return Promise.resolve();
+  return new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
+}
+
+// Plotly is large, so it is run when the first heat map is wanted; it comes from the collector itself.
 export function plotly() {
   loading = loading || new Promise((resolve, reject) => {
     // It brings an inline sheet for maps, which are not drawn here and which the page's policy refuses.
     const head = document.head;
     head.appendChild = (node) => (node.tagName === "STYLE" ? node : Node.prototype.appendChild.call(head, node));
     const done = () => { delete head.appendChild; };
-    const script = el("script", { src: "assets/plotly.min.js",
+    const script = el("script", { src: SCRIPT,
       onload: () => { done(); resolve(window.Plotly); },
       onerror: () => { done(); loading = null; reject(new Error("heat maps need plotly on the collector's machine: pip install 'moetrace[collector]'")); } });
     document.head.append(script);
@@ -26,10 +43,12 @@ export function heatMap(figure) {
   const cursor = el("div", { class: "cell-cursor", hidden: true });
   const said = el("p", { class: "said", role: "status", "aria-live": "polite", id: `${figure.key}-said` });
   const holder = el("div", { class: "heat", tabindex: 0, role: "group", "data-key": figure.key, id: figure.key,
+    "data-own-tip": true,
     "aria-label": `${figure.label}. Arrow keys move from cell to cell${figure.onCell ? ", Enter looks closer" : ""}.`,
     "aria-describedby": `${figure.key}-said` }, plot, cursor);
   const box = el("div", { class: "heat-box" }, legend(figure), holder, said);
   const map = { box, figure, row: 0, column: -1 };
+  plot.style.height = `${heightOf(figure)}px`; // what lies below stays where it is once the map is drawn
 
   const readCell = (row, column) => {
     const { figure: now } = map;
@@ -45,22 +64,19 @@ export function heatMap(figure) {
     const Plotly = await plotly();
     if (!holder.isConnected) return;
     const { figure: now } = map;
-    const size = Math.max(9, Math.min(26, 460 / now.rows.length));
-    const height = Math.max(120, Math.round(size * now.rows.length) + 46);
+    const height = heightOf(now);
     plot.style.height = `${height}px`;
-    const text = now.values.map((row, y) => row.map((_, x) => readCell(y, x)));
     const font = { family: "system-ui, sans-serif", size: 12, color: colour("muted") };
     const axis = { showgrid: false, zeroline: false, ticks: "", fixedrange: false, tickfont: font };
     await Plotly.react(plot, [{
       type: "heatmap", z: now.values.map((row, y) => row.map((value) => binOf(value, now.means[y], now.edges))),
-      zmin: -1.5, zmax: 6.5, colorscale: steps(), showscale: false, text, hoverinfo: "text",
+      zmin: -1.5, zmax: 6.5, colorscale: steps(), showscale: false, hoverinfo: "none",
       xgap: now.columns.length <= 128 ? 1 : 0, ygap: now.rows.length <= 80 ? 1 : 0,
     }], {
       height, margin: { l: 80, r: 8, t: 4, b: 40 }, paper_bgcolor: "transparent", plot_bgcolor: colour("surface"), font,
       dragmode: "zoom", uirevision: now.key,
       xaxis: { ...axis, ...ticks(now.columns, now.wideNames ? 11 : 24), title: { text: now.columnName, font, standoff: 6 }, range: [-0.5, now.columns.length - 0.5] },
       yaxis: { ...axis, ...ticks(now.rows, 20, now.wideNames ? "" : now.rowName), range: [now.rows.length - 0.5, -0.5] },
-      hoverlabel: { bgcolor: colour("ink"), bordercolor: colour("ink"), font: { ...font, color: colour("ground"), size: 13 }, align: "left" },
     }, { displayModeBar: false, displaylogo: false, responsive: true, doubleClick: "reset", showTips: false });
     box.dataset.drawn = "true";
     place();
@@ -95,11 +111,15 @@ export function heatMap(figure) {
     if (!plot.on) return;
     plot.on("plotly_click", (event) => { if (map.figure.onCell) map.figure.onCell(event.points[0].y, event.points[0].x); });
     plot.on("plotly_relayout", place);
+    // Said when it is pointed at: the text of every cell beforehand costs more than drawing them.
+    plot.on("plotly_hover", (event) => show(readCell(event.points[0].y, event.points[0].x), event.event.clientX, event.event.clientY));
+    plot.on("plotly_unhover", hide);
   };
   const onTheme = () => { if (holder.isConnected) map.draw(); else removeEventListener("moetrace-theme", onTheme); };
   addEventListener("moetrace-theme", onTheme);
   map.start = async () => {
     try {
+      await painted();
       await map.draw();
       listen();
     } catch (error) {
@@ -116,6 +136,11 @@ export function heatMap(figure) {
     await map.draw();
   };
   return map;
+}
+
+function heightOf({ rows }) {
+  const size = Math.max(9, Math.min(26, 460 / rows.length));
+  return Math.max(120, Math.round(size * rows.length) + 46);
 }
 
 export function binOf(value, mean, edges) {

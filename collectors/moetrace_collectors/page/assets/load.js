@@ -2,7 +2,7 @@
 import { ask } from "./api.js";
 import { choice, el, message, note, refill, section, table } from "./dom.js";
 import { stepRange, whole } from "./format.js";
-import { heatMap, plotly } from "./heat.js";
+import { fetchPlotly, heatMap } from "./heat.js";
 import { go } from "./state.js";
 
 export const title = (place) => `moetrace: load of ${place.run}`;
@@ -10,8 +10,13 @@ export const SPANS = [["1", "newest step"], ["20", "newest 20"], ["200", "newest
 let parts = null;
 
 export async function show(main, place, { signal, isNew }) {
-  plotly().catch(() => { /* said where it is missed */ }); // while the collector sums
-  const data = await ask("loads", { run: place.run, mode: place.mode, steps: place.steps }, signal);
+  fetchPlotly(); // while the collector sums
+  const data = await ask("loads", { run: place.run, mode: place.mode, cohort: place.cohort, steps: place.steps }, signal);
+  if (data.cohort && !data.steps.length) {
+    parts = null;
+    return refill(main, message(`Nothing of cohort ${data.cohort}`, `None of the ${data.forward_mode} steps that were asked for holds its tokens.`,
+      controls(place, data)));
+  }
   if (!data.forward_mode || (!data.experts && !data.ranks)) {
     parts = null;
     return refill(main, message("No expert counts", data.forward_mode
@@ -42,24 +47,30 @@ export function controls(place, data) {
   const spans = SPANS.some(([value]) => value === asked) ? SPANS : [...SPANS, [asked, `newest ${asked}`]];
   return el("div", { class: "switches" },
     choice("Forward mode", "mode", data.forward_modes.map((mode) => [mode, mode]), data.forward_mode, (mode) => go({ mode })),
-    choice("Summed over", "steps", spans, asked, (steps) => go({ steps })));
+    choice("Summed over", "steps", spans, asked, (steps) => go({ steps })),
+    (data.cohorts || []).length > 0 && choice("Cohort", "cohort", [["", "all"], ...data.cohorts.map((name) => [name, name])],
+      data.cohort, (cohort) => go({ cohort })));
 }
 
 export function spanNote(place, data) {
   const asked = Number(place.steps || 20);
   const cut = data.steps.length < asked && data.steps.length > 0;
-  return note(`${data.forward_mode}: ${stepRange(data.steps)}, warm-up and padding left out.`
-    + (cut ? " Fewer than asked for: the run has no more of them, or more would take too long to sum." : ""));
+  const why = data.cohort ? "the others hold nothing of the cohort, the run has no more of them, or more would take too long to sum"
+    : "the run has no more of them, or more would take too long to sum";
+  return note(`Summed: ${data.forward_mode}${data.cohort ? `, cohort ${data.cohort}` : ""}, ${stepRange(data.steps)}, warm-up and padding left out.`
+    + (cut ? ` Fewer than asked for: ${why}.` : ""));
 }
 
 function topOf(place, data) {
   return [el("h1", {}, sentence(data)), controls(place, data), spanNote(place, data)];
 }
 
+const where = (data) => (data.cohort ? `${data.forward_mode} of cohort ${data.cohort}` : data.forward_mode);
+
 function sentence(data) {
   const worst = data.imbalance.reduce((most, layer) => (!most || layer.max_mean_ratio > most.max_mean_ratio ? layer : most), null);
-  if (!worst || !worst.pairs) return `Load in ${data.forward_mode}`;
-  let text = `In ${data.forward_mode}, expert ${worst.hot_expert} of layer ${worst.layer} is hottest: ${worst.max_mean_ratio.toFixed(2)} times the mean`;
+  if (!worst || !worst.pairs) return `Load in ${where(data)}`;
+  let text = `In ${where(data)}, expert ${worst.hot_expert} of layer ${worst.layer} is hottest: ${worst.max_mean_ratio.toFixed(2)} times the mean`;
   if (data.ranks) {
     let most = { ratio: 0 };
     data.ranks.counts.forEach((row, y) => row.forEach((value, x) => {

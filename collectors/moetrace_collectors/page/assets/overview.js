@@ -1,6 +1,7 @@
 // A run in one picture: the sentence, who costs what, in which layer, and the newest steps.
 import { ask } from "./api.js";
 import { el, note, phaseName, refill, section, swatch, table } from "./dom.js";
+import { epochState, epochText } from "./epochs.js";
 import { clock, count, duration, layerCell, layerName, percent, whole } from "./format.js";
 import { runPlace } from "./state.js";
 import { stepStrip } from "./strip.js";
@@ -17,10 +18,10 @@ export async function show(main, place, { signal }) {
     `newest step ${run.last_step}, ${clock(run.last_unix_ms)} UTC`];
   refill(main,
     el("p", { class: "facts" }, facts.map((fact) => el("span", {}, fact))),
-    el("h1", {}, data.headline),
-    data.remark && el("p", { class: "remark" }, data.remark),
-    el("ul", { class: "next" }, data.next_steps.map((text) => el("li", {}, text))),
+    ...words(data),
+    notices(data.notices),
     tiles(data),
+    data.epochs.length > 0 && section("Placement epochs", ...epochs(data, place)),
     el("div", { class: "columns" },
       section("Which rank costs what", ...byRank(data, place)),
       section("In which layer", ...byLayer(data))),
@@ -36,6 +37,46 @@ export async function show(main, place, { signal }) {
 
 // Who is reading the bars keeps them as they are.
 export const busy = (main) => Boolean(main.querySelector(".strip:hover, .strip:focus"));
+
+// One sentence per forward mode: what costs prefill says nothing of decode.
+function words(data) {
+  const several = data.modes.length > 1;
+  const said = several ? data.modes : [{ forward_mode: "", ...data }];
+  const next = [...new Set(said.flatMap((mode) => mode.next_steps))];
+  return [
+    el("h1", { class: several ? "by-mode" : null }, said.map((mode) =>
+      el("span", {}, several && el("small", {}, `${mode.forward_mode} `), mode.headline))),
+    ...said.filter((mode) => mode.remark).map((mode) =>
+      el("p", { class: "remark" }, several && el("small", {}, `${mode.forward_mode} `), mode.remark)),
+    el("ul", { class: "next" }, next.map((text) => el("li", {}, text)))];
+}
+
+// The rows behind a notice: SQL that the collector itself answers.
+function rowsLink({ sql, parameters }) {
+  const query = new URLSearchParams({ query: sql, default_format: "PrettyCompactNoEscapesMonoBlock" });
+  for (const [name, value] of Object.entries(parameters)) query.set(`param_${name}`, value);
+  return `../?${query}`;
+}
+
+function notices(listed) {
+  return listed.length > 0 && el("ul", { class: "notices", "aria-label": "Before you trust the figures" }, listed.map((notice) =>
+    el("li", { class: notice.kind }, notice.text, " ", el("a", { href: rowsLink(notice), target: "_blank", rel: "noopener",
+      "data-key": notice.kind, title: notice.sql }, "Rows (SQL)"))));
+}
+
+function epochs(data, place) {
+  const rows = data.epochs.map((epoch) => el("tr", {},
+    el("th", { scope: "row" }, `epoch ${epoch.version}`),
+    el("td", { class: "number" }, epoch.step === null ? "" : el("a", { href: runPlace(place.run, { view: "step", step: epoch.step }),
+      "data-key": `epoch-${epoch.version}` }, `${epoch.step}`)),
+    el("td", {}, epochState(epoch)),
+    el("td", {}, epochText(epoch)),
+    el("td", { class: "number" }, epoch.experts_copied === null ? "" : whole(epoch.experts_copied)),
+    el("td", {}, epoch.policy_version),
+    el("td", {}, `${clock(Math.max(...Object.values(epoch.event_unix_ms)))}`)));
+  return [table(["Epoch", "#First step", "Verdict", "What happened", "#Experts copied", "Policy", "UTC"], rows, { "aria-label": "Placement epochs" },
+    { tall: rows.length > 6 })];
+}
 
 function tiles(data) {
   const clear = data.evidence.clear || 0;

@@ -2,6 +2,7 @@
 import { ask } from "./api.js";
 import { badge, el, phaseName, refill, table } from "./dom.js";
 import { clockShort, count, duration, layerCell, percent, whole } from "./format.js";
+import { epochState, epochText, epochsByRow } from "./epochs.js";
 import { rowKeys } from "./row_keys.js";
 import { go, runPlace, state } from "./state.js";
 
@@ -99,14 +100,15 @@ function fillList(place, data) {
     return;
   }
   const longest = Math.max(...data.rows.map((row) => row.step_ns));
-  const rows = data.rows.map((row, index) => stepRow(place, row, longest, index));
+  const begun = epochsByRow(data.rows, data.epochs);
+  const rows = data.rows.map((row, index) => stepRow(place, row, longest, index, begun.get(row.step) || []));
   const listed = table(["#Step", "UTC", "Mode", "#Length", "", "Evidence", "#Rank", "Phase", "#Layer", "Cause", "#Worth", "#Share"], rows, { id: "step-table", "aria-label": "Steps. Up and down move, Enter opens." });
   listed.querySelectorAll("thead th").forEach((head, index) => head.classList.add(COLUMNS[index]));
   rowKeys(listed);
   refill(parts.list, listed, pager(place, data));
 }
 
-function stepRow(place, row, longest, index) {
+function stepRow(place, row, longest, index, epochs) {
   const href = runPlace(place.run, { view: "step", step: row.step });
   const { suspect } = row;
   const named = suspect && row.evidence !== "insufficient";
@@ -119,7 +121,9 @@ function stepRow(place, row, longest, index) {
     el("td", { class: "number" }, duration(row.step_ns)),
     el("td", { class: "length", "aria-hidden": "true" }, el("div", { class: "length-bar", vars: { "--part": row.step_ns / longest } },
       named && el("div", { class: `p-${suspect.phase}`, vars: { "--part": cost } }))),
-    el("td", {}, badge(row.evidence), row.num_missing ? el("span", { class: "missing" }, ` ${count(row.num_missing, "rank")} missing`) : null),
+    el("td", {}, badge(row.evidence), row.num_missing ? el("span", { class: "missing" }, ` ${count(row.num_missing, "rank")} missing`) : null,
+      epochs.map((epoch) => el("span", { class: "epoch-mark", "data-tip": `Placement epoch ${epoch.version} from step ${epoch.step}: ${epochText(epoch)}` },
+        epochState(epoch), ` epoch ${epoch.version} from ${epoch.step}`))),
     el("td", { class: "number" }, named ? `${suspect.rank}` : ""),
     el("td", {}, named ? phaseName(suspect.phase) : ""),
     el("td", { class: "number layer" }, named ? layerCell(suspect.layer) : ""),

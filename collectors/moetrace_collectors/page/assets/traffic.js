@@ -2,7 +2,7 @@
 import { ask } from "./api.js";
 import { el, message, note, refill, section } from "./dom.js";
 import { bytes, count, whole } from "./format.js";
-import { heatMap, plotly } from "./heat.js";
+import { fetchPlotly, heatMap } from "./heat.js";
 import { controls, spanNote } from "./load.js";
 import { go } from "./state.js";
 
@@ -10,7 +10,7 @@ export const title = (place) => `moetrace: traffic of ${place.run}`;
 let parts = null;
 
 export async function show(main, place, { signal, isNew }) {
-  plotly().catch(() => { /* said where it is missed */ }); // while the collector sums
+  fetchPlotly(); // while the collector sums
   const data = await ask("traffic", { run: place.run, mode: place.mode, steps: place.steps, from: place.from, to: place.to }, signal);
   if (!data.forward_mode || !data.bytes.some((row) => row.some(Boolean))) {
     parts = null;
