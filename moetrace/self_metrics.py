@@ -42,3 +42,10 @@ class SelfMetrics:
     def drop(self, reason: DropReason, count: int = 1) -> None:
         """Count dropped steps."""
         self.dropped[reason] += count
+
+    def losses(self) -> str:
+        """What was dropped and why, as one sentence; empty where nothing was."""
+        if not self.dropped.total():
+            return ""
+        reasons = ", ".join(f"{reason} {number}" for reason, number in sorted(self.dropped.items()))
+        return f"{self.dropped.total()} of {self.steps_sampled} recorded steps were not delivered: {reasons}"

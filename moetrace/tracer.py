@@ -473,15 +473,9 @@ class Tracer:
         delivered = self.drain.stop(self.config.shutdown_timeout_s if timeout_s is None else timeout_s)
         # Last: while the drain thread asks for events, captures must keep it out.
         self._graph_patches.restore()
-        dropped = self.metrics.dropped
-        if dropped.total():
-            logger.warning(
-                "moetrace: %d of %d recorded steps were not delivered: %s",
-                dropped.total(),
-                self.metrics.steps_sampled,
-                ", ".join(f"{reason} {number}" for reason, number in sorted(dropped.items())),
-            )
-        return delivered and not aborted and not dropped.total()
+        if lost := self.metrics.losses():
+            logger.warning("moetrace: %s", lost)
+        return delivered and not aborted and not lost
 
     def disable_in_child(self) -> None:
         """A forked child has no drain thread: it records nothing, and its model runs on untouched."""

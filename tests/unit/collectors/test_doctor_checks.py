@@ -20,6 +20,7 @@ TOPOLOGY = {
     "ranks": 4, "ranks_without_host": 0, "hosts": 2, "ep_groups": 1, "smallest_ep_size": 4,
     "largest_ep_size": 4, "world_size": 4,
 }  # fmt: skip
+DROPS = {"routed": 10_000, "dropped": 5, "invalid": 0, "lost_rank_steps": 0}
 EXCHANGE = {"phase": "dispatch", "exchanges": 500, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}
 OVERLAP = {
     "exchange_ns": 50, "asynchronous_ns": 0, "rank_ns": 100, "layers_with_shared_expert": 0,
@@ -50,9 +51,10 @@ CASES: list[tuple[str, Finding]] = [
     ("fail", checks.model_shape(with_(SHAPE, layers_with_shared_expert=0), ModelShape(shared_experts=2))),
     ("unknown", checks.model_shape(with_(SHAPE), None)),
     ("unknown", checks.model_shape(with_(SHAPE, pairs_are_multiples_of=0), ModelShape(top_k=4))),
-    ("pass", checks.drops([{"routed": 10_000, "dropped": 5, "invalid": 0}])),
-    ("fail", checks.drops([{"routed": 10_000, "dropped": 5, "invalid": 50}])),
-    ("unknown", checks.drops([{"routed": 0, "dropped": 0, "invalid": 0}])),
+    ("pass", checks.drops(with_(DROPS))),
+    ("fail", checks.drops(with_(DROPS, invalid=50))),
+    ("unknown", checks.drops(with_(DROPS, routed=0, dropped=0))),
+    ("fail", checks.drops(with_(DROPS, lost_rank_steps=26))),
     ("pass", checks.topology(with_(TOPOLOGY))),
     ("fail", checks.topology(with_(TOPOLOGY, ranks_without_host=1))),
     ("fail", checks.topology(with_(TOPOLOGY, world_size=8))),
