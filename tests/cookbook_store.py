@@ -15,15 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from moetrace_collectors.events import CollectorEvent, EventKind
-from moetrace_collectors.migrate import migrate
 from moetrace_collectors.model import ExpertCounts, RankStep
 from moetrace_collectors.simulate import Injection, Noise, SimulatedRun, simulate
 from moetrace_collectors.sinks.base import StepResult
-from moetrace_collectors.sinks.clickhouse import ClickHouseSink
-from moetrace_collectors.store import embedded_dsn, open_client, parse_store
 from moetrace_collectors.summary import layer_loads
 from moetrace_collectors.verdict.engine import VerdictEngine
 from moetrace_schemas.enums import COUNT_KIND_CODE, Cause, ClosedBy, CountKind, ForwardMode
+from store_sink import sink_into
 
 POPULARITY = np.array([1.0] * 5 + [4.0] + [1.0] * 9 + [0.0])
 RUN = SimulatedRun(
@@ -64,17 +62,7 @@ def bent(rank_step: RankStep) -> RankStep:
 
 def main(path: str) -> None:
     """Migrate the store at `path` and fill it."""
-    client = open_client(parse_store(embedded_dsn(Path(path))))
-    migrate(client, database="moetrace")
-    sink = ClickHouseSink(
-        client,
-        database="moetrace",
-        batch_bytes=1 << 30,
-        batch_interval_ns=1 << 62,
-        clock_ns=time.monotonic_ns,
-        on_stored=lambda table, rows: None,
-        on_lost=lambda table, rows: None,
-    )
+    sink = sink_into(Path(path))
     engine = VerdictEngine()
     for simulated in simulate(RUN):
         joined = simulated.joined

@@ -14,7 +14,6 @@ from __future__ import annotations
 import pickle
 import random
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,17 +21,16 @@ from pathlib import Path
 import numpy as np
 
 from moetrace_collectors.joiner import Duplicate, Joiner, JoinWindow, Late
-from moetrace_collectors.migrate import migrate
 from moetrace_collectors.model import JoinedStep, LayerLoad, PhaseColumns, RankStep, StepVerdict
 from moetrace_collectors.simulate import Clocks, Injection, Noise, SimulatedRun, arrivals
 from moetrace_collectors.sinks.base import StepResult
 from moetrace_collectors.sinks.clickhouse import ClickHouseSink
-from moetrace_collectors.store import embedded_dsn, open_client, parse_store
 from moetrace_collectors.summary import layer_loads
 from moetrace_collectors.testing import SyntheticRun
 from moetrace_collectors.verdict.engine import VerdictEngine
 from moetrace_schemas.columns import RowFlag
 from moetrace_schemas.enums import Cause, ClosedBy
+from store_sink import sink_into
 
 NUM_STEPS = 200
 MISSING = SimulatedRun(
@@ -205,17 +203,7 @@ def fill_unjoined(sink: ClickHouseSink) -> dict[tuple[str, int], Told]:
 
 def main(path: str, truth_path: str, how: str = "joined") -> None:
     """Migrate the store at `path`, fill it, and write the truth."""
-    client = open_client(parse_store(embedded_dsn(Path(path))))
-    migrate(client, database="moetrace")
-    sink = ClickHouseSink(
-        client,
-        database="moetrace",
-        batch_bytes=1 << 30,
-        batch_interval_ns=1 << 62,
-        clock_ns=time.monotonic_ns,
-        on_stored=lambda table, rows: None,
-        on_lost=lambda table, rows: None,
-    )
+    sink = sink_into(Path(path))
     if how == "unjoined":
         found = fill_unjoined(sink)
     else:

@@ -8,7 +8,6 @@ per row, and links are 150 and 25 bytes per ns.
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,24 +52,12 @@ def with_pairs(joined: JoinedStep) -> JoinedStep:
 
 def main(path: str) -> None:
     """Migrate the store at `path` and fill it."""
-    from moetrace_collectors.migrate import migrate
     from moetrace_collectors.sinks.base import StepResult
-    from moetrace_collectors.sinks.clickhouse import ClickHouseSink
-    from moetrace_collectors.store import embedded_dsn, open_client, parse_store
     from moetrace_collectors.summary import layer_loads
     from moetrace_collectors.verdict.engine import VerdictEngine
+    from store_sink import sink_into
 
-    client = open_client(parse_store(embedded_dsn(Path(path))))
-    migrate(client, database="moetrace")
-    sink = ClickHouseSink(
-        client,
-        database="moetrace",
-        batch_bytes=1 << 30,
-        batch_interval_ns=1 << 62,
-        clock_ns=time.monotonic_ns,
-        on_stored=lambda table, rows: None,
-        on_lost=lambda table, rows: None,
-    )
+    sink = sink_into(Path(path))
     engine = VerdictEngine()
     for simulated in simulate(RUN):
         joined = with_pairs(simulated.joined)

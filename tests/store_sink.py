@@ -1,0 +1,25 @@
+"""The collector's own sink into a fresh embedded store, for scripts that fill one for tests."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from moetrace_collectors.migrate import migrate
+from moetrace_collectors.sinks.clickhouse import ClickHouseSink
+from moetrace_collectors.store import embedded_dsn, open_client, parse_store
+
+
+def sink_into(path: Path, *, batch_bytes: int = 1 << 30) -> ClickHouseSink:
+    """A sink that writes when it is flushed, or beyond `batch_bytes`; the store is migrated."""
+    client = open_client(parse_store(embedded_dsn(path)))
+    migrate(client, database="moetrace")
+    return ClickHouseSink(
+        client,
+        database="moetrace",
+        batch_bytes=batch_bytes,
+        batch_interval_ns=1 << 62,
+        clock_ns=time.monotonic_ns,
+        on_stored=lambda table, rows: None,
+        on_lost=lambda table, rows: None,
+    )
