@@ -24,6 +24,8 @@ class Call(Enum):
     """The wait for one that returned a tensor."""
     WAIT_WORK = "wait_work"
     """The wait for one that returned a Work object."""
+    WAIT_EVENT = "wait_event"
+    """The wait for one that returned an event (DeepEP)."""
     RECEIVE = "receive"
     """A collective that may return an event to wait for, or a hook that receives (DeepEP)."""
     COUNT = "count"

@@ -17,7 +17,7 @@ from moetrace.guard import Guard
 from moetrace.instrument.counted import counted
 from moetrace.instrument.coverage import CoverageReport, LayerCoverage
 from moetrace.instrument.patches import Patches, mark_of
-from moetrace.instrument.receive_hook import timed_receive
+from moetrace.instrument.receive_hook import timed_event_wait, timed_receive
 from moetrace.instrument.silent_sites import ForwardCalls, PlacedSite
 from moetrace.instrument.steps import top_forward
 from moetrace.instrument.wrap import Observer, timed, timed_launch, timed_wait
@@ -215,7 +215,9 @@ class Installer:
                 return timed_launch(current, tracer, site, handle_of)
             if target.call is Call.RECEIVE:
                 waited = Site(Role.WAIT, name=f"{target.name}.hook", per_step=False)
-                return timed_receive(current, tracer, site, tracer.sites.add(waited))
+                return timed_receive(current, tracer, site, tracer.sites.add(waited), tracer.sites.sites)
+            if target.call is Call.WAIT_EVENT:
+                return timed_event_wait(current, tracer, site)
             if target.call is Call.WAIT:
                 return timed_wait(current, tracer, site, tensor_handles, guess=True)
             if target.call is Call.WAIT_WORK:
@@ -265,8 +267,10 @@ class Installer:
         import torch
 
         sites = [*self.tracer.count_sites, CountSite(layer, num_experts)]
+        index = len(sites) - 1
+        sites.append(CountSite(layer, num_experts, CountKind.RECEIVED, at_exchange=True))
         self.tracer.set_count_sites(sites, device or self.tracer.device or torch.device("cpu"))
-        return _RouteObserver(len(sites) - 1, self.tracer.guard)
+        return _RouteObserver(index, self.tracer.guard)
 
     def hook_collectives(self) -> None:
         """Wrap torch.distributed's all-to-alls, so that an exchange is told apart from work around it."""
@@ -329,9 +333,18 @@ def _count_site(match: LayerMatch, kind: CountKind, first: int) -> CountSite:
             ep_size=match.parallel.size if match.parallel is not None else 1,
             exact_rows=match.exact_rows,
         )
+    if kind is CountKind.RECEIVED and not _shows_received(match):
+        return CountSite(match.layer, match.num_experts, kind, at_exchange=True)
     here = kind is CountKind.RECEIVED or (kind is CountKind.EXECUTED and match.parallel is not None)
     local = (first, match.num_local_experts) if here else (0, 0)
     return CountSite(match.layer, match.num_experts, kind, *local)
+
+
+def _shows_received(match: LayerMatch) -> bool:
+    return any(
+        target.count_kind is CountKind.RECEIVED or target.read_dispatch is not None
+        for target in match.targets
+    )
 
 
 def _count_kinds(match: LayerMatch) -> list[CountKind]:

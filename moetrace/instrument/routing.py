@@ -69,6 +69,8 @@ class StepCounter:
         self._executed_at = {
             site.layer: index for index, site in enumerate(sites) if site.kind is CountKind.EXECUTED
         }
+        self.at_exchange = {site.layer: index for index, site in enumerate(sites) if site.at_exchange}
+        """Rows by layer of what exchanges themselves say that they received."""
         self.waits = WaitReader()
         """What kernels of exchanges say of their waits."""
         self._executed = frozenset(self._executed_at.values())
@@ -208,6 +210,23 @@ class StepCounter:
             return
         for expert, rows in enumerate(counts, site.offset):
             self.add_rows(index, expert, rows)
+
+    def add_local_counts(self, index: int, counts: torch.Tensor | list[int], rank: int) -> None:
+        """Add rows per expert [e] that rank `rank` of those with e experts each received."""
+        size = len(counts)
+        if (rank + 1) * size > self.sites[index].num_experts:
+            raise ValueError(f"rank {rank} with {size} experts: {self.sites[index].num_experts} in the layer")
+        if isinstance(counts, torch.Tensor):
+            first = 1 + rank * size
+            self._rows[index][first : first + size].add_(self._here(counts.detach()))
+            self._touched.add(index)
+            return
+        for expert, rows in enumerate(counts, rank * size):
+            self.add_rows(index, expert, rows)
+
+    def add_local_ids(self, index: int, expert_ids: torch.Tensor, first: int) -> None:
+        """Add pairs by ids [.., K] that count from expert `first`; ids below 0 are none of this rank's."""
+        self.add(index, torch.where(expert_ids >= 0, expert_ids + first, -1))
 
     def add_rows(self, index: int, expert: int, rows: int) -> None:
         """Add pairs of one expert that the host knows."""

@@ -38,6 +38,7 @@ class StepBuffer:
     """One sampled step while it is being recorded. Allocated once, reused."""
 
     __slots__ = (
+        "arrivals",
         "backward",
         "capacity",
         "cohort",
@@ -85,6 +86,8 @@ class StepBuffer:
         """Handle of a launched exchange -> its ticket, oldest first."""
         self.ended: set[int] = set()
         """Handles that were waited for."""
+        self.arrivals: dict[int, Callable[[Any], None]] = {}
+        """Handle of an exchange in flight -> what counts its rows, given the result of the wait."""
         self.replays: list[Replay] = []
         self.open_marks: list[tuple[int, int]] = []
         """(site, start mark) of calls that began inside a compiled graph, innermost last."""
@@ -121,6 +124,7 @@ class StepBuffer:
         self.counting_ns = 0
         self.in_flight.clear()
         self.ended.clear()
+        self.arrivals.clear()
         self.open_marks.clear()
         self.replays.clear()
         if self.backward is not None:
