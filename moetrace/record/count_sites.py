@@ -30,4 +30,4 @@ class CountSite:
     """The dispatcher sends a row per pair, to the rank of its expert, no more and no less; False where it
     pads to a capacity or sends one copy per rank."""
     at_exchange: bool = False
-    """Rows received are counted where a communication buffer hands them over: the layer does not show them."""
+    """Rows received are counted where the exchange hands them over, since the layer does not show them."""
