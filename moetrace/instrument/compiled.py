@@ -130,7 +130,7 @@ class TracedCounter:
     def __init__(self, key: int) -> None:
         self._key = key
 
-    def add(self, index: int, expert_ids: Any) -> None:
+    def add(self, index: int, expert_ids: Any, padding: Any | None = None) -> None:
         """All pairs of one call."""
         torch.ops.moetrace.count_ids(expert_ids.detach(), self._key, index)
 

@@ -28,7 +28,7 @@ class RecomputeCounter:
     def __init__(self, counter: Any) -> None:
         self._counter = counter
 
-    def add(self, index: int, expert_ids: Any) -> None:
+    def add(self, index: int, expert_ids: Any, padding: Any | None = None) -> None:
         """All pairs of one call."""
         self._counter.add_recompute(index, expert_ids)
 
