@@ -127,12 +127,12 @@ def _compute(runner: Any, layer: int, name: str, parallel: ExpertParallel | None
         return targets
     prepare, compute, finalize = KERNEL
     to, back = (Phase.PERMUTE, Phase.UNPERMUTE) if parallel is None else (Phase.DISPATCH, Phase.COMBINE)
+    targets.append(phase(kernel, prepare, layer, f"{name}.{prepare}", to))
     if parallel is not None:
         look = partial(_count_received, runner)
         targets.append(count(kernel, prepare, layer, f"{name}.{prepare}", look, CountKind.RECEIVED))
     return [
         *targets,
-        phase(kernel, prepare, layer, f"{name}.{prepare}", to),
         experts_call(kernel, compute, layer, f"{name}.{compute}"),
         phase(kernel, finalize, layer, f"{name}.{finalize}", back),
     ]
