@@ -151,7 +151,9 @@ class LayerMatch:
     weight_sums: tuple[float, ...] = ()
     """What the routing weights of a token add up to, where the model says so; one of several."""
     num_physical: int = 0
-    """Slots of all ranks where experts are replicated; local experts are slots then. 0 where they are not."""
+    """Slots of all ranks where experts are replicated; 0 where they are not."""
+    received_logical: bool = False
+    """Rows received are told by logical expert, and not by those that this rank holds in order."""
     slots: int = 0
     """Most experts that a router which shows a mask gives a token; 0 where that is not known."""
     sentinels: bool = False

@@ -112,6 +112,7 @@ def _layer(path: str, experts: Any, around: Any, layer: int) -> LayerMatch:
         adapter=SGLangAdapter.name,
         num_experts=int(experts.num_experts if moved is None else moved.num_logical_experts),
         num_physical=0 if moved is None else int(moved.num_physical_experts),
+        received_logical=moved is not None,
         num_local_experts=int(experts.num_local_experts),
         targets=tuple(targets),
         phases=tuple(known for known in Phase if known in phases),

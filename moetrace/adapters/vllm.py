@@ -95,6 +95,7 @@ def _layer(path: str, runner: Any, layer: int) -> LayerMatch:
         adapter=VllmAdapter.name,
         num_experts=int(config.num_logical_experts if replicated else config.num_experts),
         num_physical=int(config.num_experts) if replicated else 0,
+        received_logical=True,
         num_local_experts=int(config.num_local_experts),
         targets=tuple(targets),
         phases=tuple(known for known in Phase if known in phases),

@@ -357,8 +357,7 @@ def _count_site(match: LayerMatch, kind: CountKind, first: int) -> CountSite:
     if kind is CountKind.PHYSICAL:
         return CountSite(match.layer, match.num_physical, kind, sentinels=match.sentinels)
     here = kind is CountKind.RECEIVED or (kind is CountKind.EXECUTED and match.parallel is not None)
-    # Where experts are replicated, what local slots receive is told by logical expert already.
-    local = (first, match.num_local_experts) if here and not match.num_physical else (0, 0)
+    local = (first, match.num_local_experts) if here and not match.received_logical else (0, 0)
     return CountSite(match.layer, match.num_experts, kind, *local)
 
 
