@@ -75,7 +75,7 @@ def test_balancedness_has_several_definitions() -> None:
 
 
 def test_pairs_by_slot_are_beside_those_by_expert() -> None:
-    """More slots than experts survive the wire and are rows of their own kind; load is by expert as before."""
+    """More slots than experts survive the wire, as rows of their own kind; load is by expert as before."""
     first, second = RUN.step(0)
     physical = ExpertCounts(
         layer=0, kind=COUNT_KIND_CODE[CountKind.PHYSICAL], counts=np.array([2, 0, 1, 3, 0, 5])
