@@ -110,12 +110,12 @@ def _layer(path: str, runner: Any, layer: int) -> LayerMatch:
 
 
 def _counts(runner: Any, layer: int, name: str, replicated: bool) -> list[Target]:
-    router = runner.router
+    router, ids = runner.router, partial(_count_ids, runner)
     if not replicated:
-        return [count(router, "select_experts", layer, f"{name}.select_experts", _count_ids)]
+        return [count(router, "select_experts", layer, f"{name}.select_experts", ids)]
     return [
-        count(router, "_compute_routing", layer, f"{name}._compute_routing", _count_ids),
-        count(router, "select_experts", layer, f"{name}.select_experts", _count_physical, CountKind.PHYSICAL),
+        count(router, "_compute_routing", layer, f"{name}._compute_routing", ids),
+        count(router, "select_experts", layer, f"{name}.select_experts", ids, CountKind.PHYSICAL),
     ]
 
 
@@ -166,23 +166,34 @@ def _parallel(config: Any) -> ExpertParallel | None:
 
 
 def _count_ids(
-    counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    runner: Any, counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:
     # select_experts(..), _compute_routing(..) -> (weights, ids)
-    counter.add(index, result[1], padding=_padding())
-    counter.check_weights(index, result[0])
-
-
-def _count_physical(
-    counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-) -> None:
-    counter.add(index, result[1], padding=_padding())
-
-
-def _padding() -> Any | None:
-    """Which rows of the batch that runs are padding, [T] on the device, where the engine says it."""
+    weights, ids = result[0], result[1]
     context = getattr(sys.modules.get("vllm.forward_context"), "_forward_context", None)
-    return getattr(context, "is_padding", None)
+    if getattr(runner, "do_naive_dispatch_combine", False):
+        own = _own_rows(runner, context, int(ids.shape[0]))
+        weights, ids = weights[own], ids[own]
+    # Which rows of the batch are padding, [T] on the device, where the engine says it.
+    counter.add(index, ids, padding=getattr(context, "is_padding", None))
+    counter.check_weights(index, weights)
+
+
+def _own_rows(runner: Any, context: Any, rows: int) -> slice:
+    """Rows of this rank among those of all ranks that were gathered before they were routed.
+
+    Raises:
+        ValueError: which they are is not said; to count all would count each token on every rank.
+    """
+    sizes = getattr(getattr(context, "dp_metadata", None), "local_sizes", None) or []
+    said = runner.moe_config.moe_parallel_config
+    ranks = {
+        int(getattr(said, f"{kind}_size", 0)): int(getattr(said, f"{kind}_rank", 0)) for kind in ("ep", "dp")
+    }
+    rank = ranks.get(len(sizes), -1)
+    if rank < 0 or sum(sizes) != rows:
+        raise ValueError(f"{rows} rows of {len(sizes)} ranks with {sizes} each: whose they are is not known")
+    return slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
 
 
 def _count_received(

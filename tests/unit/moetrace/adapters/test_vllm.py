@@ -315,6 +315,32 @@ def test_rows_of_padding_are_no_tokens(monkeypatch: pytest.MonkeyPatch, replicat
                 assert sum(counts_of(record, CountKind.PHYSICAL)[number]) == 3 * TOP_K
 
 
+def test_tokens_that_are_gathered_before_they_are_routed_count_on_their_own_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every rank routes the tokens of all then; only those between the other ranks' are its own."""
+    sizes = [3, TOKENS]
+    context = ModuleType("vllm.forward_context")
+    said = SimpleNamespace(is_padding=None, dp_metadata=SimpleNamespace(local_sizes=sizes))
+    context._forward_context = said  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm.forward_context", context)
+    others = torch.randn(sizes[0], HIDDEN), torch.randn(sizes[0], EXPERTS)
+
+    def gather(self: Any, hidden_states: torch.Tensor, router_logits: torch.Tensor) -> Any:
+        return torch.cat([others[0], hidden_states]), torch.cat([others[1], router_logits])
+
+    monkeypatch.setattr(MoERunner, "_maybe_dispatch", gather)
+    monkeypatch.setattr(MoERunner, "_maybe_combine", lambda self, shared, hidden: hidden[sizes[0] :])
+    model, truth = Model(ep_size=EP_SIZE), Truth()
+    for layer in model.layers:
+        layer.mlp.experts.do_naive_dispatch_combine = True
+    check(_trace(monkeypatch, model, truth), truth, None)
+    said.dp_metadata.local_sizes = None
+    unknown = _trace(monkeypatch, model, Truth())
+    assert set(unknown.errors) == {"counts"}
+    assert not any(row.kind is CountKind.ROUTED for record in unknown.records for row in record.experts)
+
+
 def scheduled(new: int, produced: list[int]) -> Any:
     """A SchedulerOutput of `new` requests and others that have produced so many tokens."""
     return SimpleNamespace(
