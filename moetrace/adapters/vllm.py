@@ -66,6 +66,7 @@ def _layer(path: str, runner: Any, layer: int) -> LayerMatch:
     fused: tuple[Phase, ...] = ()
     notes = []
     whole = bool(getattr(experts.quant_method, "is_monolithic", False))
+    elsewhere = _counted_elsewhere(config)
     if whole:
         phases.add(Phase.FUSED)
         fused = (Phase.ROUTER, Phase.PERMUTE, Phase.EXPERT_GEMM, Phase.UNPERMUTE)
@@ -77,12 +78,16 @@ def _layer(path: str, runner: Any, layer: int) -> LayerMatch:
         name = f"{here}router.select_experts"
         targets += [
             phase(runner.router, "select_experts", layer, name, Phase.ROUTER),
-            *_counts(runner, layer, f"{here}router", replicated),
+            *([] if elsewhere else _counts(runner, layer, f"{here}router", replicated)),
             *_compute(runner, layer, f"{here}routed_experts", parallel),
         ]
         if _modular_kernel(experts) is not None:
             phases |= {Phase.PERMUTE, Phase.UNPERMUTE}
-        if replicated:
+        if elsewhere:
+            notes.append(
+                "ids are counted by the first rank of the tensor-parallel group: all have its tokens"
+            )
+        elif replicated:
             notes.append("counted by logical expert, and by physical one where replicas are told apart")
     if parallel is None:
         notes.append("no expert parallelism: no exchange to time")
@@ -100,13 +105,21 @@ def _layer(path: str, runner: Any, layer: int) -> LayerMatch:
         targets=tuple(targets),
         phases=tuple(known for known in Phase if known in phases),
         fused=fused,
-        counted=not whole,
+        counted=not whole and not elsewhere,
         weight_sums=weight_sums(runner.router),
         sentinels=True,
         exact_rows=False,
         parallel=parallel,
         notes=tuple(notes),
     )
+
+
+def _counted_elsewhere(config: Any) -> bool:
+    """Whether another rank of the tensor-parallel group routes the very same tokens, and counts them."""
+    module = sys.modules.get("vllm.distributed.parallel_state")
+    if module is None or getattr(config, "is_sequence_parallel", False):
+        return False
+    return getattr(module, "_TP", None) is not None and module.get_tensor_model_parallel_rank() != 0
 
 
 def _counts(runner: Any, layer: int, name: str, replicated: bool) -> list[Target]:

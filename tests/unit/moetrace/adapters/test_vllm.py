@@ -341,6 +341,21 @@ def test_tokens_that_are_gathered_before_they_are_routed_count_on_their_own_rank
     assert not any(row.kind is CountKind.ROUTED for record in unknown.records for row in record.experts)
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_ranks_with_the_same_tokens_count_them_once(monkeypatch: pytest.MonkeyPatch, split: bool) -> None:
+    """All ranks of a tensor-parallel group route the same tokens, unless the sequence is split over them."""
+    state: Any = ModuleType("vllm.distributed.parallel_state")
+    state._TP, state.get_tensor_model_parallel_rank = object(), lambda: 1
+    monkeypatch.setitem(sys.modules, state.__name__, state)
+    model, truth = Model(), Truth()
+    for layer in model.layers:
+        layer.mlp.experts.moe_config.is_sequence_parallel = split
+    traced = _trace(monkeypatch, model, truth)
+    check(traced, truth, None, kinds=[CountKind.ROUTED] if split else [])
+    assert all(layer.counted is split for layer in traced.report.layers)
+    assert split or not any(row.kind is CountKind.ROUTED for each in traced.records for row in each.experts)
+
+
 def scheduled(new: int, produced: list[int]) -> Any:
     """A SchedulerOutput of `new` requests and others that have produced so many tokens."""
     return SimpleNamespace(
