@@ -101,7 +101,7 @@ def throughput(directory: Path, load: Load, steps: tuple[RankStep, ...], num_ste
         while running.stored_phase_rows() < rows:
             if time.perf_counter() - start > STORE_DEADLINE_S:
                 raise SystemExit(f"{load.name}: {running.stored_phase_rows()} of {rows} rows were stored")
-            time.sleep(0.02)
+            time.sleep(0.1)
         stored = time.perf_counter() - start
         values = running.metrics()
         return Throughput(

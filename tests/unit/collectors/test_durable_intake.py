@@ -20,8 +20,9 @@ from moetrace_collectors.intake import Intake, LedgerSnapshot
 from moetrace_collectors.joiner import Joiner, JoinWindow
 from moetrace_collectors.journal import Journal, open_journal
 from moetrace_collectors.model import RankStep
-from moetrace_collectors.pipeline import RequestHandler, restore
+from moetrace_collectors.pipeline import restore
 from moetrace_collectors.receivers.handler import NotDurableError, OverloadedError
+from moetrace_collectors.request_handler import RequestHandler
 from moetrace_collectors.self_metrics import SelfMetrics
 from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import RetryPolicy, StepResult
@@ -56,6 +57,7 @@ class Sink:
     late: list[RankStep] = field(default_factory=list)
     events: list[CollectorEvent] = field(default_factory=list)
     most_waiting: int = 0
+    num_written: int = 0
 
     @property
     def num_waiting_steps(self) -> int:
@@ -63,9 +65,9 @@ class Sink:
         return len(self.results)
 
     @property
-    def has_unwritten(self) -> bool:
-        """Whether anything is buffered."""
-        return bool(self.results or self.late or self.events)
+    def num_taken(self) -> int:
+        """Everything so far."""
+        return self.num_written + len(self.results) + len(self.late) + len(self.events)
 
     def take_step(self, result: StepResult) -> None:
         """Buffer."""
@@ -85,7 +87,7 @@ class Sink:
 
     def is_due(self, now_ns: int) -> bool:
         """As soon as there is anything."""
-        return self.has_unwritten
+        return self.num_taken > self.num_written
 
     def flush(self) -> None:
         """Write, or fail while the store is away."""
@@ -97,6 +99,7 @@ class Sink:
             self.store.rank_steps.update(step.key for step in result.joined.rank_steps)
         self.store.rank_steps.update(step.key for step in self.late)
         self.store.events += [event.kind for event in self.events]
+        self.num_written = self.num_taken
         self.results, self.late, self.events = [], [], []
 
     def abandon(self) -> None:
