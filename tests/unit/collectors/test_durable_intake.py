@@ -310,6 +310,19 @@ def test_a_step_that_is_stored_is_not_judged_again_after_a_crash(tmp_path: Path)
     assert EventKind.REPLAYED in store.events
 
 
+def test_a_step_is_stored_only_once_the_sink_that_writes_behind_says_so(tmp_path: Path) -> None:
+    """A crash while a batch is on its way: the log still has it."""
+    store = Store()
+    first = start(tmp_path, store, sink_type=LaggingSink)
+    first.send(*RUN.step(0))
+    first.work(1)
+    assert store.closed_by == {}
+    first.crash()
+    second = start(tmp_path, store)
+    second.work(3)
+    assert store.closed_by == {("r", 0): [ClosedBy.COMPLETE]}
+
+
 def test_a_straggler_after_a_clean_stop_does_not_replace_the_verdict(tmp_path: Path) -> None:
     """The memory of closed steps outlives a stop, though the log is empty then."""
     store = Store()
