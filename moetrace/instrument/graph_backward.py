@@ -9,8 +9,7 @@ more is kept for the backward::
     forward     x --[ experts ]--> y --[ combine ]--> z
     traced      gradient of z: begin combine; of y: end combine, begin experts; of x: end experts
 
-An autograd kernel of the ops `begin` and `end` sets the hooks. It is reached by traced tensors only: a
-graph that runs calls marks below autograd, or by its generated code as functions.
+An autograd kernel of the ops `begin` and `end` sets the hooks.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 
+from moetrace.instrument import graph_marks
 from moetrace.instrument.recorders import WITH_BACKWARD
 
 
@@ -50,6 +50,11 @@ class _Trace:
         """Calls whose backward has begun and not ended."""
 
 
+def _is_run(reads: list[torch.Tensor]) -> bool:
+    """Whether the op is run and not traced: what lies below autograd is then known."""
+    return torch._C._len_torch_dispatch_stack() == 0 and type(reads[0]) is torch.Tensor
+
+
 class BackwardTracing:
     """The autograd kernels of the ops `begin` and `end`."""
 
@@ -59,15 +64,21 @@ class BackwardTracing:
 
     def begin(self, reads: list[torch.Tensor], key: int, site: int) -> None:
         """A forward call begins."""
+        if _is_run(reads):
+            graph_marks.begin(key, site)
+            return
         trace = self._trace(reads, key)
         if trace is not None:
             trace.marks += 1
             trace.running.append(_Call(key, site, reads, trace.marks))
         with torch._C._AutoDispatchBelowAutograd():
-            self._ops.begin(reads, key, site)
+            self._ops.begin.default(reads, key, site)
 
     def end(self, reads: list[torch.Tensor], key: int, site: int) -> None:
         """A forward call has returned `reads`."""
+        if _is_run(reads):
+            graph_marks.end(key, site)
+            return
         trace = self._trace(reads, key)
         if trace is not None:
             trace.marks += 1
@@ -78,7 +89,7 @@ class BackwardTracing:
                     self._watch(trace, call, reads)
                     break
         with torch._C._AutoDispatchBelowAutograd():
-            self._ops.end(reads, key, site)
+            self._ops.end.default(reads, key, site)
 
     def _trace(self, reads: list[torch.Tensor], key: int) -> _Trace | None:
         """The trace that is going on; None where nothing is traced that has a backward."""
