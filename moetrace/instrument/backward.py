@@ -111,7 +111,7 @@ class BackwardMarks:
         self._graph_open.append((site, self._buffer.mark()))
 
     def graph_end(self, site: int) -> None:
-        """The backward of a call inside a compiled graph is over; no effect where it did not begin. May raise."""
+        """The backward of a call inside a compiled graph is over, where it has begun. May raise."""
         for at in range(len(self._graph_open) - 1, -1, -1):
             if self._graph_open[at][0] == site:
                 self._buffer.add(site, self._graph_open.pop(at)[1], self._buffer.mark(), BACKWARD)

@@ -23,6 +23,7 @@ import torch
 from moetrace.instrument import graph_marks
 from moetrace.instrument.graph_backward import BackwardTracing
 from moetrace.instrument.graph_calls import call_directly
+from moetrace.instrument.graph_numbers import INDEX, KEY, SITE, with_numbers
 from moetrace.instrument.recorders import NOBODY
 from moetrace.instrument.routing import find_expert_ids
 
@@ -48,17 +49,34 @@ _SCHEMAS = {
 # --- traced: Dynamo reads these, so they keep to what it can follow --------------------------------
 
 
-def traced_call(
-    function: Callable[..., Any], key: int, site: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """The plain call between its two marks; without marks in a program that is exported, or once retired."""
-    if key == NOBODY or torch.compiler.is_exporting():
-        return function(*args, **kwargs)
-    torch.ops.moetrace.begin(_plain_tensors(*args, *kwargs.values()), key, site)
-    result = function(*args, **kwargs)
-    # A collective that fills a buffer returns nothing: its end is when the buffer is full.
-    torch.ops.moetrace.end(_plain_tensors(result) or _plain_tensors(*args), key, site)
-    return result
+def traced_call(function: Callable[..., Any], key: int, site: int, index: int) -> Callable[..., Any]:
+    """The plain call between its two marks; without marks in a program that is exported.
+
+    With an index of 0 or more, expert ids in the result are counted there.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_exporting():
+            return function(*args, **kwargs)
+        torch.ops.moetrace.begin(_plain_tensors(*args, *kwargs.values()), "moetrace key", "moetrace site")
+        result = function(*args, **kwargs)
+        # A collective that fills a buffer returns nothing: its end is when the buffer is full.
+        reads = _plain_tensors(result) or _plain_tensors(*args)
+        torch.ops.moetrace.end(reads, "moetrace key", "moetrace site")
+        return result
+
+    def route(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_exporting():
+            return function(*args, **kwargs)
+        torch.ops.moetrace.begin(_plain_tensors(*args, *kwargs.values()), "moetrace key", "moetrace site")
+        result = function(*args, **kwargs)
+        torch.ops.moetrace.end(_plain_tensors(result), "moetrace key", "moetrace site")
+        ids = find_expert_ids(result)
+        if ids is not None:
+            torch.ops.moetrace.count_ids(ids.detach(), "moetrace key", "moetrace index")
+        return result
+
+    return with_numbers(call if index < 0 else route, {KEY: key, SITE: site, INDEX: index})
 
 
 def traced_mark(key: int, site: int, *, begins: bool) -> None:
@@ -71,26 +89,16 @@ def traced_mark(key: int, site: int, *, begins: bool) -> None:
         torch.ops.moetrace.end([], key, site)
 
 
-def traced_count(
-    function: Callable[..., Any],
-    key: int,
-    count: Count,
-    index: int,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
+def traced_count(function: Callable[..., Any], key: int, count: Count, index: int) -> Callable[..., Any]:
     """The plain call, and then what `count` sees of it."""
-    result = function(*args, **kwargs)
-    if key != NOBODY and not torch.compiler.is_exporting():
-        count(TracedCounter(key), index, args, kwargs, result)
-    return result
 
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        if not torch.compiler.is_exporting():
+            count(TracedCounter("moetrace key"), "moetrace index", args, kwargs, result)  # type: ignore[arg-type]
+        return result
 
-def traced_route(index: int, key: int, result: Any) -> None:
-    """Count the expert ids in a router's result."""
-    ids = find_expert_ids(result)
-    if AVAILABLE and ids is not None and key != NOBODY and not torch.compiler.is_exporting():
-        torch.ops.moetrace.count_ids(ids.detach(), key, index)
+    return with_numbers(call, {KEY: key, INDEX: index})
 
 
 def traced_step(

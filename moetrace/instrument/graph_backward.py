@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,6 +54,11 @@ class _Trace:
 def _is_run(reads: list[torch.Tensor]) -> bool:
     """Whether the op is run and not traced: what lies below autograd is then known."""
     return torch._C._len_torch_dispatch_stack() == 0 and type(reads[0]) is torch.Tensor
+
+
+def _at_gradient(tensor: Any, hook: Callable[[torch.Tensor], None]) -> None:
+    """Call the hook once the gradient of a tensor is complete."""
+    tensor.register_hook(hook)
 
 
 class BackwardTracing:
@@ -110,10 +116,10 @@ class BackwardTracing:
         if made:
             # What is handed through is made, and ended, elsewhere.
             for tensor in made:
-                tensor.register_hook(functools.partial(self._began, trace, call))
+                _at_gradient(tensor, functools.partial(self._began, trace, call))
             for tensor in call.reads:
                 if tensor.requires_grad:
-                    tensor.register_hook(functools.partial(self._ended, trace, call))
+                    _at_gradient(tensor, functools.partial(self._ended, trace, call))
         call.reads = []
 
     def _began(self, trace: _Trace, call: _Call, gradient: torch.Tensor) -> None:

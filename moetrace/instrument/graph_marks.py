@@ -1,5 +1,4 @@
-"""What the marks and counts of a compiled graph do when it runs: they record into the step that is open
-then, if any.
+"""Marks and counts of a compiled graph when it runs: they record into the step that is open, if any.
 
 Called from generated code in every step, so the way out of a step that is not recorded comes first:
 one look at the recorder. Nothing here raises into the graph.
