@@ -67,7 +67,7 @@ def counted(
     compiling, key = state.compiling, key_of(recorder)
     in_graph = function
     # What Dynamo cannot follow would break the graph: only functions that say so are traced.
-    if key != NOBODY and state.traced_count is not None and is_traceable(count) and source_side:
+    if key != NOBODY and state.traced_count is not None and is_traceable(count):
         in_graph = state.traced_count(function, key, count, index)
 
     @functools.wraps(function)

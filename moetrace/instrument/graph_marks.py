@@ -15,8 +15,11 @@ from moetrace.instrument.recorders import REFERENCES, find
 from moetrace.instrument.routing import padding_flags
 from moetrace.record.buffer import no_mark
 from moetrace_schemas.columns import RowFlag
+from moetrace_schemas.enums import CountKind
 
 _RECOMPUTE = int(RowFlag.RECOMPUTE)
+_DESTINATION_SIDE = (CountKind.RECEIVED, CountKind.EXECUTED)
+"""Of those, activation recompute is left out; pairs that routers see again are noted apart."""
 _graph_task = torch._C._current_graph_task_id
 
 
@@ -83,7 +86,7 @@ def _count(key: int, index: int, add: Callable[[Any], None], pairs: int) -> None
         return
     if _graph_task() == -1:
         recorder.guard.run("counts", add, counter)
-    else:
+    elif counter.sites[index].kind not in _DESTINATION_SIDE:
         recorder.guard.run("counts", counter.add_recompute_pairs, index, pairs)
 
 
