@@ -22,7 +22,7 @@ import torch
 
 from moetrace.instrument import graph_marks
 from moetrace.instrument.graph_backward import BackwardTracing
-from moetrace.instrument.graph_calls import call_directly
+from moetrace.instrument.graph_calls import register_with_inductor
 from moetrace.instrument.graph_numbers import INDEX, KEY, SITE, with_numbers
 from moetrace.instrument.recorders import NOBODY
 from moetrace.instrument.routing import find_expert_ids
@@ -202,7 +202,7 @@ def _register() -> Any | None:
 
 def _nothing(*args: Any) -> None:
     # Asked for while a graph is traced, and so before inductor writes code for it.
-    call_directly()
+    register_with_inductor()
 
 
 _library = _register()
