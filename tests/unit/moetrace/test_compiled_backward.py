@@ -193,7 +193,9 @@ def test_a_checkpoint_around_a_compiled_block_is_recompute_and_counted_once(reco
 
     def run(tokens: torch.Tensor) -> torch.Tensor:
         for layer in model.layers:
-            tokens = tokens + torch.utils.checkpoint.checkpoint(layer, model.norm(tokens), use_reentrant=False)
+            tokens = tokens + torch.utils.checkpoint.checkpoint(
+                layer, model.norm(tokens), use_reentrant=False
+            )
         return tokens
 
     step, _ = recorded(record, model, run)
