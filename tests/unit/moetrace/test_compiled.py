@@ -360,3 +360,18 @@ def test_a_submodule_that_is_compiled_alone_is_recorded_with_the_rest(record: Ma
     seen = [(row.layer, row.phase) for row in step.phases if row.phase in (Phase.ROUTER, Phase.FUSED)]
     assert seen == [(layer, phase) for layer in (0, 1) for phase in (Phase.ROUTER, Phase.FUSED)]
     assert [sum(row.counts) for row in step.experts if row.kind is CountKind.ROUTED] == [12, 12]
+
+
+@NEEDS_COMPILER
+def test_reduce_overhead_is_recorded_like_the_default(record: Make) -> None:
+    """Without a device there are no graphs to capture: the same code, the same phases."""
+    recording = record(clock=HostClock(Ticks().now_ns))
+    model = Decoder()
+    recording.tracer.instrument(model)
+    run: Any = torch.compile(model, mode="reduce-overhead", fullgraph=True)
+    for _ in range(2):
+        with torch.no_grad(), recording.tracer.step():
+            run(torch.randn(6, 8))
+    step = recording.records()[1]
+    seen = [(row.layer, row.phase) for row in step.phases if row.phase in (Phase.ROUTER, Phase.FUSED)]
+    assert seen == [(layer, phase) for layer in (0, 1) for phase in (Phase.ROUTER, Phase.FUSED)]
