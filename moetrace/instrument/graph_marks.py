@@ -79,10 +79,15 @@ def backward_end(key: int, site: int) -> None:
         recorder.record_failed(error)
 
 
-def _count(key: int, index: int, add: Callable[[Any], None], pairs: int) -> None:
+def _recording(key: int) -> Any | None:
+    """The recorder, while a step of it is recorded."""
     recorder = find(key)
-    counter = recorder.buffer.counter if recorder is not None and recorder.buffer is not None else None
-    if recorder is None or counter is None or not counter.counts(index):
+    return recorder if recorder is not None and recorder.buffer is not None else None
+
+
+def _count(recorder: Any, index: int, add: Callable[[Any], None], pairs: int) -> None:
+    counter = recorder.buffer.counter
+    if counter is None or not counter.counts(index):
         return
     if _graph_task() == -1:
         recorder.guard.run("counts", add, counter)
@@ -92,17 +97,20 @@ def _count(key: int, index: int, add: Callable[[Any], None], pairs: int) -> None
 
 def count_ids(ids: torch.Tensor, key: int, index: int) -> None:
     """Expert ids of all pairs of one call."""
-    _count(key, index, lambda counter: counter.add(index, ids), ids.numel())
+    if (recorder := _recording(key)) is not None:
+        _count(recorder, index, lambda counter: counter.add(index, ids), ids.numel())
 
 
 def count_mask(mask: torch.Tensor, key: int, index: int, pairs: int) -> None:
     """All pairs of one call as a mask over experts."""
-    _count(key, index, lambda counter: counter.add_mask(index, mask, pairs), pairs)
+    if (recorder := _recording(key)) is not None:
+        _count(recorder, index, lambda counter: counter.add_mask(index, mask, pairs), pairs)
 
 
 def count_sizes(sizes: torch.Tensor, key: int, index: int, pairs: int) -> None:
     """All pairs of one call as counts per expert."""
-    _count(key, index, lambda counter: counter.add_counts(index, sizes, pairs), pairs)
+    if (recorder := _recording(key)) is not None:
+        _count(recorder, index, lambda counter: counter.add_counts(index, sizes, pairs), pairs)
 
 
 _GRAPH_STEP = object()
