@@ -94,7 +94,6 @@ class Tracer:
         self._scope: object | None = None
         self._placement_version = 0
         self._phase_sites: dict[tuple[str, int | None], tuple[int, TorchState, int]] = {}
-        self.marks_in_graphs = config.compiled
         self._graph_key = key_of(self)
         self._graph_patches = Patches()
         self._installer = Installer(self)

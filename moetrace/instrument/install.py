@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import sys
@@ -421,12 +420,11 @@ def _is_installed(match: LayerMatch) -> bool:
 
 
 class _RouteObserver:
-    """Counts the expert ids in a router's result; `traced` is the same inside a compiled graph."""
+    """Counts the expert ids in a router's result; compiled graphs count them at the same index."""
 
     def __init__(self, index: int, guard: Guard) -> None:
         import torch
 
-        from moetrace.instrument.compiled import traced_route
         from moetrace.instrument.routing import find_expert_ids, is_recompute
         from moetrace.instrument.routing_checks import find_weights
 
@@ -434,7 +432,7 @@ class _RouteObserver:
         self._find_weights = find_weights
         self._find, self._is_recompute = find_expert_ids, is_recompute
         self._graph_task = torch._C._current_graph_task_id
-        self.traced = functools.partial(traced_route, index)
+        self.index_in_graphs = index
 
     def __call__(self, buffer: StepBuffer, args: tuple[Any, ...], result: Any) -> None:
         self._guard.run("counts", self._count, buffer, result)
