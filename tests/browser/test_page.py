@@ -291,6 +291,20 @@ def test_every_view_fits_a_phone(open_page: OpenPage, view: str) -> None:
     picture(page, f"phone-{view}")
 
 
+@pytest.mark.parametrize("view", sorted(VIEWS))
+@pytest.mark.parametrize("width", [1000, 1150, 1300, 1500])
+def test_no_table_is_cut_off_in_a_window(open_page: OpenPage, view: str, width: int) -> None:
+    """On a screen of ordinary width the last column of every table is seen without scrolling sideways."""
+    page = open_page(VIEWS[view], viewport={"width": width, "height": 900})
+    cut = page.evaluate(
+        """() => [...document.querySelectorAll(".scroll, main table")]
+            .filter((box) => box.scrollWidth > box.clientWidth + 1
+                || box.getBoundingClientRect().right > innerWidth)
+            .map((box) => box.closest("section")?.querySelector("h2")?.textContent || box.className)"""
+    )
+    assert cut == []
+
+
 def test_theme_follows_the_system_until_one_is_chosen(open_page: OpenPage) -> None:
     """Dark as the system says, then light by choice, also after a reload."""
     page = open_page("?run=page", color_scheme="dark")

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from moetrace_collectors.errors import UsageError
+from moetrace_collectors.number_format import count
 
 if TYPE_CHECKING:
     from moetrace_collectors.model import StepVerdict, Suspect
@@ -187,7 +188,8 @@ def _document(simulated_run: SimulatedRun, judged: list[tuple[SimulatedStep, Ste
 
 def _text(simulated_run: SimulatedRun, judged: list[tuple[SimulatedStep, StepVerdict]]) -> list[str]:
     lines = [
-        f"{simulated_run.num_ranks} ranks, {simulated_run.num_layers} layers, seed {simulated_run.seed}; "
+        f"{count(simulated_run.num_ranks, 'rank')}, {count(simulated_run.num_layers, 'layer')}, seed "
+        f"{simulated_run.seed}; "
         f"a calm step takes {simulated_run.calm_step_ns / 1e6:.2f} ms",
         "",
         f"{'step':>6} {'step ms':>8}  {'evidence':<13} {'rank':>4} {'layer':>5} {'phase':<12} {'cause':<10} "

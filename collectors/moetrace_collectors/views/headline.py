@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from moetrace_collectors.number_format import count, duration_text, percent
 from moetrace_collectors.views.findings import Incomparable, Place
-from moetrace_collectors.views.number_format import count, duration_text, percent
 from moetrace_schemas.enums import Cause, Evidence, Phase
 
 _ADVICE = {
