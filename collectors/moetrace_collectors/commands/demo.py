@@ -116,8 +116,11 @@ def run(arguments: argparse.Namespace) -> int:
     _show(arguments, directory, report, outcomes, address if keep else None)
     lost = sum(outcome.sampled - outcome.exported for outcome in outcomes)
     if lost:
-        reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(_drops(outcomes).items()))
-        say(f"{lost} of {sent + lost} sampled rank steps were not delivered to the collector ({reasons})")
+        reasons = ", ".join(f"{reason}: {steps}" for reason, steps in sorted(_drops(outcomes).items()))
+        say(
+            f"{lost:,} of {count(sent + lost, 'sampled rank step')} not delivered to the collector "
+            f"({reasons})"
+        )
     return 0 if stopped and not lost else 1
 
 
