@@ -30,7 +30,9 @@ from moetrace_collectors.verdict.transfer import SPREADS, RunTransfers, layer_wi
 from moetrace_schemas.enums import PHASE_BY_CODE, Phase
 
 TIMES = 2.0
-"""So many times what its peers take must a transfer take."""
+"""So many times what its peers take must the transfers of a phase take."""
+LAYER_TIMES = 3.0
+"""The same for single layers: on real ranks a step's first exchanges take up to twice the others' time."""
 LEAST_LAYERS = 4
 """Exchanges that differ in nothing but the layer: fewer tell no median and spread."""
 LEAST_GROUPS = 3
@@ -89,10 +91,13 @@ def standing_excesses(
     usual = transfers.usual(frontier)
     if usual is None:
         return ()
+    # An exchange of counts tells no bytes of its own, and takes what it takes.
+    told = (frontier.sequence.sent_bytes >= 0).all(axis=0)
+    size = np.where(told, usual.size, 0.0)
     shown = np.minimum(frontier.transfer_ns, usual.transfer_ns)  # this step must show it as well
     expected = {
-        Peers.LAYERS: _by_other_layers(frontier.sequence.keys, usual.transfer_ns, usual.size),
-        Peers.GROUPS: _by_other_groups(frontier, transfers, num_hosts, usual.size),
+        Peers.LAYERS: _by_other_layers(frontier.sequence.keys, usual.transfer_ns, size),
+        Peers.GROUPS: _by_other_groups(frontier, transfers, num_hosts, size),
         Peers.COUNTERPART: _by_counterpart(frontier, usual.transfer_ns),
     }
     found = []
@@ -101,7 +106,7 @@ def standing_excesses(
             chosen = (frontier.sequence.keys[:, _PHASE] == code) & ~np.isnan(figures)
             chosen[-1] = False
             if peers is Peers.LAYERS:
-                chosen &= shown >= TIMES * np.nan_to_num(figures)
+                chosen &= shown >= LAYER_TIMES * np.nan_to_num(figures)
             elif shown[chosen].sum() < TIMES * figures[chosen].sum():
                 continue
             excess = shown[chosen] - figures[chosen]

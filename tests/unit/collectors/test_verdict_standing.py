@@ -87,6 +87,26 @@ def test_layers_with_larger_payloads_are_no_slow_link() -> None:
         assert "transfers" not in verdict.reason
 
 
+def test_an_exchange_of_counts_is_no_peer() -> None:
+    """It tells no bytes of its own: those of the rows that follow it say nothing of how long it may take."""
+    engine = VerdictEngine()
+    for step in range(12):
+        records = []
+        for rank in range(2):
+            rows = []
+            for layer in range(5):
+                counts = 900 if layer == 0 else 100
+                rows += [work(Phase.OUTSIDE, 3000, layer), exchange(Phase.DISPATCH, counts, layer)]
+                rows += [exchange(Phase.DISPATCH, 200, layer, ordinal=1, bytes=1000)]
+                rows += [
+                    work(Phase.EXPERT_GEMM, 3000, layer),
+                    exchange(Phase.COMBINE, 200, layer, bytes=1000),
+                ]
+            records.append(rank_step(rank, rows, step=step))
+        verdict = engine.judge(joined(*records))
+        assert (verdict.cause, "transfers" in verdict.reason) == (Cause.UNKNOWN, False)
+
+
 def test_unknown_bytes_tell_nothing() -> None:
     """The same layer without bytes, and a dispatch twice its combine: nothing to hold them against."""
     engine = VerdictEngine()
