@@ -30,6 +30,7 @@ from moetrace_collectors.verdict.memory import RunMemory
 from moetrace_collectors.verdict.standing import StandingExcess, standing_excesses
 from moetrace_collectors.verdict.transfer import LinkExcess
 from moetrace_collectors.verdict.wait_matrix import slow_ends
+from moetrace_schemas.columns import RowFlag
 from moetrace_schemas.enums import Cause, Evidence, ForwardMode
 
 MAX_RUNS = 32
@@ -171,6 +172,11 @@ def _nothing_to_compare(joined: JoinedStep) -> str:
         return f"Missing ranks ({missing}) leave no group with two ranks whose waits could be compared."
     if joined.world_size == 1:
         return "One rank only: there is no other to compare it with."
+    if any(one.ep_size == 1 and (one.phases.flags & RowFlag.BARRIER).any() for one in joined.rank_steps):
+        return (
+            "No exchange between ranks can be judged: there are some, and ranks say that they have no expert-"
+            "parallel group; pass ep_rank=, ep_size= and ep_group= to moetrace.init."
+        )
     return "No exchange between ranks: without waits no rank can be told from another."
 
 

@@ -48,7 +48,8 @@ _INCOMPARABLE = {
         "No rank can be compared with another: no step has an exchange between ranks, and recording more "
         "cannot change that.",
         "Recording more steps without exchanges cannot name a slow rank. See by phase where the time goes, "
-        "or check that the model's dispatch and combine between ranks are traced.",
+        "or check that the model's dispatch and combine between ranks are traced and that ranks tell their "
+        "expert-parallel group (moetrace.init(ep_rank=, ep_size=, ep_group=)).",
     ),
 }
 """Headline and advice."""
