@@ -11,7 +11,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-from moetrace_collectors import owner
+from moetrace_collectors import interrupts, owner
 from moetrace_collectors.access.client import client_access, explain
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.read_only_query import (
@@ -121,7 +121,7 @@ def _query(arguments: argparse.Namespace) -> Query:
         if "run" in recipe.placeholders and "run" not in parameters:
             parameters["run"] = _newest_run(arguments)
     else:
-        sql = sys.stdin.read() if arguments.sql == "-" else arguments.sql
+        sql = _from_stdin() if arguments.sql == "-" else arguments.sql
     return Query(
         sql=sql,
         format=arguments.format,
@@ -129,6 +129,13 @@ def _query(arguments: argparse.Namespace) -> Query:
         parameters={name: escape_parameter(value) for name, value in parameters.items()},
         settings={},
     )
+
+
+def _from_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input, byte {error.start}: text in UTF-8 expected") from None
 
 
 def _parameter(option: str) -> tuple[str, str]:
@@ -190,7 +197,8 @@ def _embedded(directory: RunDirectory, address: StoreAddress, query: Query) -> b
         client = open_client(address)
         try:
             runner = EmbeddedQueryRunner(address, database=query.database, limits=LIMITS)
-            return runner.run(query)
+            with interrupts.deadly():
+                return runner.run(query)
         finally:
             client.close()
     finally:

@@ -33,6 +33,9 @@ from moetrace_schemas.enums import Cause, ClosedBy, Direction, Evidence, Forward
 MAX_STEPS = 50_000
 """Newest joined steps that a view reads; a longer run says so."""
 
+MOST_SHOWN = 128
+"""Characters of a run id that a message repeats: no run has a longer one."""
+
 Member = TypeVar("Member", bound=StrEnum)
 
 
@@ -48,6 +51,7 @@ def choose_run(store: Store, run_id: str | None = None) -> str:
     if run_id is None:
         return known[0]
     if run_id not in known:
+        run_id = run_id if len(run_id) <= MOST_SHOWN else run_id[:MOST_SHOWN] + "..."
         listed = ", ".join(known[:5]) + (f" and {len(known) - 5} more" if len(known) > 5 else "")
         raise UsageError(f"{store.address} holds no run {run_id!r}: it holds {listed}")
     return run_id

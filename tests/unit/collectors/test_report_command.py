@@ -282,6 +282,8 @@ def test_chosen_step_is_drawn(directory: Path, tmp_path: Path) -> None:
         (["--dir", "DIR", "--out", "DIR"], "it is a directory; give a file with --out"),
         (["--dir", "/nowhere"], "/nowhere is not a directory: give a run directory with --dir"),
         (["--dsn", "chdb:///nowhere/store"], "no store at /nowhere/store"),
+        (["--dir", "\udcff"], "argument 3 (?): text in UTF-8 expected"),
+        (["--dir", "DIR", "--run", "r" * 9000], f"holds no run '{'r' * 128}...': it holds"),
         (
             ["--dsn", "mysql://x"],
             "chdb:///absolute/path, clickhouse://host:8123 or https://host:8443 expected",
