@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -25,6 +26,7 @@ from moetrace_collectors.views.run_records import (
     StepRow,
     Traffic,
 )
+from moetrace_collectors.views.store_damage import damage_of
 from moetrace_collectors.views.store_rows import Parameters, Row, Store
 from moetrace_collectors.views.worst_step import lanes_to_show, worst_step
 from moetrace_schemas.columns import RowFlag
@@ -46,8 +48,11 @@ def choose_run(store: Store, run_id: str | None = None) -> str:
         UsageError: the store is empty or does not hold that run.
     """
     known = [str(row["run_id"]) for row in store.rows(queries.RUNS, {})]
+    damage = damage_of(store)
     if not known:
-        raise UsageError(f"{store.address} holds no run yet: nothing has been stored there")
+        raise UsageError(f"{store.address} holds no run yet: {damage or 'nothing has been stored there'}")
+    if damage:
+        print(f"moetrace: {store.address}: {damage}", file=sys.stderr)
     if run_id is None:
         return known[0]
     if run_id not in known:

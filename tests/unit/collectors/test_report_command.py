@@ -336,6 +336,21 @@ def test_a_page_of_a_store_elsewhere_says_its_whole_path(directory: Path, tmp_pa
     assert str(tmp_path / report_name(hand_made_run.RUN_ID)) in result.out
 
 
+def test_a_damaged_store_is_not_called_empty(directory: Path, tmp_path: Path) -> None:
+    """What the engine set aside is said: beside the figures, and instead of `nothing has been stored`."""
+    copied = tmp_path / "damaged"
+    shutil.copytree(directory, copied, symlinks=True)
+    parts = sorted(path for path in (copied / "store").rglob("data.bin") if "system" not in str(path))
+    assert parts
+    for path in parts:
+        path.write_bytes(b"garbage")
+    result = report("--dir", str(copied))
+    assert result.code == 2
+    assert "holds no run yet: " in result.err
+    assert "did not read and lie aside (detached/ in the store): their rows are in no figure" in result.err
+    assert "nothing has been stored" not in result.err
+
+
 def test_newest_run_directory_is_the_default(directory: Path, tmp_path: Path) -> None:
     """Without --dir the newest run under moetrace-runs is shown, and its report lies beside its store."""
     runs = tmp_path / "moetrace-runs"
