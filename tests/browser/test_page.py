@@ -183,7 +183,9 @@ def test_a_cohort_is_shown_alone(open_page: OpenPage, sql: Sql) -> None:
     """The switch narrows cells to a cohort's rows, says so, and goes back to all."""
     page = open_page("?run=page&view=load&mode=decode")
     page.get_by_role("radio", name="chat").check()
-    expect(page.get_by_text("Summed: decode, cohort chat, 10 steps")).to_be_visible()
+    expect(
+        page.get_by_text(re.compile(r": 10 decode steps recorded of \d+, .*, cohort chat\."))
+    ).to_be_visible()
     stored = sql(
         "SELECT sum(count) AS pairs FROM expert_loads FINAL WHERE count_kind = 'routed' AND layer = 0 "
         f"AND expert = 0 AND cohort = 'chat' AND step >= {2 * STEPS - 20}"
