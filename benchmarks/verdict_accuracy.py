@@ -13,15 +13,20 @@ popularity is log-normal with sigma 10 %, drawn anew for every layer and step.
 - clear: faulty steps with a clear verdict; wrong: clear verdicts that name anything else.
 - ambiguous right: ambiguous verdicts that name the injected rank and phase (their calibration).
 - cause: right causes among right suspects.
+- from the first step: a run in which the fault is there from the beginning and in every step, so that there
+  are no calm steps to compare with. right, unclear, hiccup (a clear verdict that names what the noise did)
+  and wrong are `moetrace_collectors.simulated_truth`'s; `link, one layer` and `link, one group` have peers to
+  be compared with, `link` has none but the way back.
 - naive rules name a rank only: longest collective (its duration), longest total time (waits included), latest
   start of the last exchange by raw clocks (offsets of 1 ms, 20 ppm drift, 50 us jitter).
 
-    python benchmarks/verdict_accuracy.py [--steps 1000] [--extension 0.05] [--write]
+    python benchmarks/verdict_accuracy.py [--steps 1000] [--extension 0.05] [--first-step] [--write]
 """
 
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -30,6 +35,7 @@ from results import write_section
 
 from moetrace_collectors.model import JoinedStep, StepVerdict
 from moetrace_collectors.simulate import DEVICE_PHASES, Clocks, Injection, Noise, SimulatedRun, simulate
+from moetrace_collectors.simulated_truth import Outcome, outcome
 from moetrace_collectors.verdict import VerdictEngine
 from moetrace_schemas.columns import RowFlag
 from moetrace_schemas.enums import Cause, Evidence
@@ -153,12 +159,80 @@ def tally(cause: Cause | None, noise: Noise, extension: float, steps: int, *, sp
     return result
 
 
+FIRST_STEP_CASES: tuple[tuple[str, Cause, bool, bool], ...] = (
+    *((cause.value, cause, False, False) for cause in CAUSES),
+    ("link, one layer", Cause.LINK, True, False),
+    ("link, one group", Cause.LINK, False, True),
+)
+"""(name, cause, in one layer only, four groups instead of one)."""
+FIRST_STEP_EXTENSIONS = (0.05, 0.3)
+
+
+def from_the_first_step(
+    case: tuple[str, Cause, bool, bool], noise: Noise, extension: float, steps: int
+) -> Counter[Outcome]:
+    """Outcomes of runs that have never been calm."""
+    _, cause, one_layer, grouped = case
+    found: Counter[Outcome] = Counter()
+    for index in range(-(-steps // STEPS_PER_RUN)):
+        ranks, layers = SHAPES[index % len(SHAPES)]
+        random = np.random.default_rng(index)
+        fault = Injection(
+            cause=cause,
+            rank=int(random.integers(ranks)),
+            extension=extension,
+            phase=DEVICE_PHASES[index % len(DEVICE_PHASES)],
+            layer=int(random.integers(layers)) if one_layer else None,
+        )
+        run = SimulatedRun(
+            seed=1000 * index + 10 * CAUSES.index(cause) + 5,
+            num_ranks=4 * ranks if grouped else ranks,
+            ep_size=ranks,
+            num_layers=layers,
+            num_steps=STEPS_PER_RUN,
+            noise=noise,
+            injections=(fault,),
+        )
+        engine = VerdictEngine()
+        found.update(outcome(step, engine.judge(step.joined)) for step in simulate(run))
+    return found
+
+
+def first_step_table(steps: int) -> list[str]:
+    """The table of runs that have never been calm."""
+    lines = ["| noise | extension | cause | steps | right | unclear | hiccup | wrong |", "|" + "---|" * 8]
+    for level, noise in NOISE.items():
+        for extension in FIRST_STEP_EXTENSIONS:
+            for case in FIRST_STEP_CASES:
+                found = from_the_first_step(case, noise, extension, steps)
+                total = found.total()
+                parts = " | ".join(
+                    f"{found[kind] / total:.3f}" for kind in (Outcome.RIGHT, Outcome.UNCLEAR, Outcome.HICCUP)
+                )
+                lines.append(
+                    f"| {level} | {extension:.0%} | {case[0]} | {total} | {parts} | {found[Outcome.WRONG]} |"
+                )
+                print(lines[-1], flush=True)
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Accuracy of the verdict on simulated faults.")
     parser.add_argument("--steps", type=int, default=1000, help="faulty steps per cause and noise level")
     parser.add_argument("--extension", type=float, default=0.05, help="injected extension, part of the step")
+    parser.add_argument("--first-step", action="store_true", help="only the runs that have never been calm")
     parser.add_argument("--write", action="store_true", help="write the section of RESULTS.md")
     arguments = parser.parse_args()
+    if arguments.first_step:
+        table = "\n".join(first_step_table(arguments.steps))
+        if arguments.write:
+            text = (
+                "Simulated; the fault is there from the first step on and in every step. "
+                f"`python benchmarks/verdict_accuracy.py --first-step --steps {arguments.steps} --write`; "
+                "columns are defined at its head.\n\n" + table
+            )
+            write_section("verdict_accuracy_first_step", "Verdict accuracy without calm steps", text)
+        return
     lines = [
         "| noise | cause | fault | steps | precision | recall | clear | clear wrong | ambiguous (right) | "
         "cause right | " + " | ".join(f"{rule} (rank)" for rule in RULES) + " |",

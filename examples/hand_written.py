@@ -40,6 +40,7 @@ with moetrace.step(forward_mode="prefill"):
 
 record = emitter.wait_for(1)[0]
 for row in record.phases:
-    print(f"layer {row.layer:2d}  {row.phase:<13} {row.duration_ns / 1e3:8.1f} us")
+    place = f"layer {row.layer}" if row.layer >= 0 else "between"  # -1: no layer's
+    print(f"{place:<8} {row.phase:<13} {row.duration_ns / 1e3:8.1f} us")
 print(list(record.experts[0].counts), "tokens per expert")
 moetrace.shutdown()

@@ -31,7 +31,8 @@ for _ in range(3):
 record = emitter.wait_for(3)[-1]
 print(f"step {record.step}: {record.duration_ns / 1e6:.2f} ms")
 for row in record.phases:
-    print(f"  layer {row.layer:2d}  {row.phase:<12} {row.duration_ns / 1e3:9.1f} us")
+    place = f"layer {row.layer}" if row.layer >= 0 else "between"  # -1: no layer's, as the optimizer
+    print(f"  {place:<8} {row.direction:<8} {row.phase:<12} {row.duration_ns / 1e3:9.1f} us")
 for counts in record.experts:
-    print(f"  layer {counts.layer:2d}  {counts.kind} {list(counts.counts)}")
+    print(f"  layer {counts.layer}  {counts.kind} {list(counts.counts)} (token, slot) pairs per expert")
 moetrace.shutdown()

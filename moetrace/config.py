@@ -5,6 +5,8 @@ Order: argument of `init` > environment variable > default.
 
 from __future__ import annotations
 
+import difflib
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -14,6 +16,7 @@ from moetrace.errors import ConfigError
 from moetrace_schemas.enums import ForwardMode
 from moetrace_schemas.identity import RUN_ID_PATTERN
 
+logger = logging.getLogger("moetrace")
 ENVIRONMENT_PREFIX = "MOETRACE_"
 LOWEST = {
     "buffers": 1,
@@ -183,6 +186,7 @@ class Config:
         for name in arguments:
             if name not in known:
                 raise ConfigError(f"{name}: no such setting; known: {', '.join(sorted(known))}")
+        _warn_of_misspelled(environment, [ENVIRONMENT_PREFIX + name.upper() for name in known])
         values: dict[str, object] = {}
         for name in known:
             text = environment.get(ENVIRONMENT_PREFIX + name.upper())
@@ -191,6 +195,18 @@ class Config:
             elif text is not None:
                 values[name] = _parse_text(ENVIRONMENT_PREFIX + name.upper(), name, text)
         return cls(**values)  # type: ignore[arg-type]
+
+
+def _warn_of_misspelled(environment: Mapping[str, str], settings: list[str]) -> None:
+    """A variable that looks like a setting and is none would be passed over without a word.
+
+    Others of the prefix belong to the collector's commands, or to whoever made them.
+    """
+    for name in sorted(environment):
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in settings:
+            close = difflib.get_close_matches(name, settings, n=1, cutoff=0.85)
+            if close:
+                logger.warning("moetrace: %s is no setting and is not used: %s is one", name, close[0])
 
 
 _BOOLEANS = {

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from moetrace_schemas.enums import DropReason, RoutingViolation, SkipReason
+from moetrace_schemas.wording import count
 
 
 @dataclass(slots=True)
@@ -48,4 +49,5 @@ class SelfMetrics:
         if not self.dropped.total():
             return ""
         reasons = ", ".join(f"{reason} {number}" for reason, number in sorted(self.dropped.items()))
-        return f"{self.dropped.total()} of {self.steps_sampled} recorded steps were not delivered: {reasons}"
+        recorded = count(self.steps_sampled, "recorded step")
+        return f"{self.dropped.total():,} of {recorded} not delivered: {reasons}"

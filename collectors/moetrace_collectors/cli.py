@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger(name).setLevel(logging.ERROR)
     chosen = arguments[:1] if arguments[:1] and arguments[0] in COMMANDS else COMMANDS
     try:
+        _check_text(arguments)
         for name in chosen:
             try:
                 module = importlib.import_module(f"moetrace_collectors.commands.{name}")
@@ -84,6 +85,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"moetrace: {error.filename or 'output'}: no space left on the device", file=sys.stderr)
         return 2
     return code
+
+
+def _check_text(arguments: Sequence[str]) -> None:
+    """Refuse what the system could not read as text: every command would fail on it somewhere else.
+
+    Raises:
+        UsageError: an argument is not in UTF-8.
+    """
+    for number, argument in enumerate(arguments, 1):
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            shown = argument.encode(errors="replace").decode()[:60]
+            raise UsageError(f"argument {number} ({shown}): text in UTF-8 expected") from None
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from moetrace_collectors import interrupts
 from moetrace_collectors.errors import CollectorError, UsageError
 from moetrace_collectors.run_directory import RunDirectory
 
@@ -67,6 +68,9 @@ class CollectorProcess:
     process: subprocess.Popen[bytes] | None = None
     log: Path = field(init=False)
 
+    is_ready: bool = field(init=False, default=False)
+    """Whether it has answered."""
+
     def __post_init__(self) -> None:
         self.log = self.directory.path / "collector.log"
 
@@ -85,7 +89,7 @@ class CollectorProcess:
             str(self.directory.path),
         ]
         command += ["--http-port", "0", "--grpc-port", "0", *extra]
-        with self.log.open("wb") as log:
+        with self.log.open("wb") as log, interrupts.held():
             # A session of its own: Ctrl-C stops the ranks first, and then this process in order.
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -97,6 +101,7 @@ class CollectorProcess:
                 raise DemoFailedError(f"the collector ended at once: {_tail(self.log)} (log: {self.log})")
             address = self._address()
             if address and _answers(address):
+                self.is_ready = True
                 return address
             time.sleep(0.05)
         self.stop()
@@ -130,6 +135,8 @@ class CollectorProcess:
             raise DemoFailedError(
                 f"the collector did not stop in {COLLECTOR_STOP_S:.0f} s (log: {self.log})"
             ) from None
+        if code == -signal.SIGTERM and not self.is_ready:
+            return  # interrupted while it was starting: it had nothing to store yet
         if code:
             raise DemoFailedError(
                 f"the collector stopped with code {code}: {_tail(self.log)} (log: {self.log})"
@@ -176,7 +183,7 @@ class RankProcesses:
         return [self._outcomes[rank] for rank in sorted(self._outcomes)]
 
     def _start(self, rank: int, environment: dict[str, str], done: list[int]) -> None:
-        with self._log(rank).open("w") as log:
+        with self._log(rank).open("w") as log, interrupts.held():
             process = subprocess.Popen(
                 [*self._command, "--rank", str(rank)],
                 stdin=subprocess.DEVNULL,
@@ -185,7 +192,7 @@ class RankProcesses:
                 text=True,
                 env=environment,
             )
-        self._processes.append(process)
+            self._processes.append(process)
         reader = threading.Thread(target=self._read, args=(rank, process, done), daemon=True)
         reader.start()
         self._readers.append(reader)

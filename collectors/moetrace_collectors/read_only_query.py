@@ -37,6 +37,9 @@ _HARMLESS = (
 )
 """Asked for by drivers, and so in any case."""
 _CODE = re.compile(r"Code: (\d+)\.")
+_PREFIXES = re.compile(r"(Code: \d+\. DB::Exception: )+")
+_SUFFIX = re.compile(r" \(version [^()]*(?:\([^()]*\))?\)\.?")
+_NAMES = re.compile(r"( \([A-Z_0-9]+\))(?:\1)+$")
 _STATUS = {60: 404, 81: 404, 164: 403, 497: 403, 159: 504, 241: 507, 396: 413}
 """ClickHouse error code -> HTTP status: unknown table, database; readonly; time, memory, result limits."""
 
@@ -230,10 +233,20 @@ def _quote(value: str) -> str:
     return f"'{escaped}'"
 
 
-def _query_error(error: Exception) -> QueryError:
-    text = str(error).strip()
+def _once(text: str) -> str:
+    """ClickHouse's message with its code and name once: an engine that calls another says them again."""
     start = text.find("Code: ")
     text = text[start:] if start > 0 else text
+    prefix = _PREFIXES.match(text)
+    if prefix is None:
+        return text
+    head, *more = text[prefix.end() :].split("\n", 1)
+    head = _NAMES.sub(r"\1", _SUFFIX.sub("", head))
+    return "\n".join([prefix[1] + head, *more])
+
+
+def _query_error(error: Exception) -> QueryError:
+    text = _once(str(error).strip())
     match = _CODE.search(text)
     code = int(match[1]) if match else 0
     return QueryError(text, status=_STATUS.get(code, 400 if code else 500), code=code)

@@ -21,6 +21,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,8 @@ OWNER_NAME = "collector.json"
 WAL_NAME = "wal"
 DEAD_LETTER_NAME = "dead_letter.jsonl"
 REPORT_NAME = "report"
+MOST_LISTED = 5
+"""Folders that a message names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +139,28 @@ def open_run_directory(path: Path) -> RunDirectory:
             f"{path} is not a directory: give a run directory with --dir, as written by moetrace demo"
         )
     if not directory.store_path.is_dir():
+        below = runs_below(path)
+        if below:
+            raise UsageError(
+                f"{path} holds {listed(below)} and no {STORE_NAME}/ itself: give one of them, as in --dir "
+                f"{below[-1]}"
+            )
         raise UsageError(f"{path} holds no {STORE_NAME}/: give a run directory with --dir")
     return directory
+
+
+def runs_below(path: Path) -> list[Path]:
+    """Run directories directly in a folder; none where it cannot be read."""
+    try:
+        return sorted(entry for entry in path.iterdir() if (entry / STORE_NAME).is_dir())
+    except OSError:
+        return []
+
+
+def listed(paths: Sequence[Path]) -> str:
+    """Names of folders, for a sentence."""
+    more = f" and {len(paths) - MOST_LISTED} more" if len(paths) > MOST_LISTED else ""
+    return ", ".join(f"{path.name}/" for path in paths[:MOST_LISTED]) + more
 
 
 def newest_run_directory(parent: Path = RUNS_DIRECTORY) -> RunDirectory:

@@ -49,6 +49,7 @@ from moetrace_schemas.enums import (
 __all__ = [
     "DEVICE_PHASES",
     "Clocks",
+    "Hiccup",
     "Injection",
     "Noise",
     "SimulatedRun",
@@ -95,11 +96,22 @@ class _Loads:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hiccup:
+    """Time that the noise took from one rank in one phase of a step."""
+
+    rank: int
+    phase: Phase
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedStep:
     """A joined step and the faults that were active in it."""
 
     joined: JoinedStep
     truth: tuple[Injection, ...]
+    hiccups: tuple[Hiccup, ...] = ()
+    """What nobody injected and happened all the same, summed by rank and phase."""
 
 
 def simulate(run: SimulatedRun) -> Iterator[SimulatedStep]:
@@ -112,7 +124,7 @@ def simulate(run: SimulatedRun) -> Iterator[SimulatedStep]:
         truth = tuple(injection for injection in run.injections if injection.hits(step))
         loads = _loads(run, _routed(run, random, step, truth))
         began = now.copy()
-        ends, now = _timeline(run, random, loads, truth, now)
+        ends, now, hiccups = _timeline(run, random, loads, truth, now)
         reading = random.normal(0.0, run.clocks.jitter_ns, run.num_ranks)
         starts = np.rint(offsets + began * (1.0 + drifts) + reading).astype(np.int64) + START_UNIX_NS
         arrives = random.random(run.num_ranks) >= run.missing_chance
@@ -130,7 +142,7 @@ def simulate(run: SimulatedRun) -> Iterator[SimulatedStep]:
             missing_ranks=tuple(np.flatnonzero(~arrives).tolist()),
             closed_by=ClosedBy.COMPLETE if arrives.all() else ClosedBy.TIMEOUT,
         )
-        yield SimulatedStep(joined=joined, truth=truth)
+        yield SimulatedStep(joined=joined, truth=truth, hiccups=hiccups)
 
 
 def arrivals(run: SimulatedRun) -> Iterator[RankStep]:
@@ -213,9 +225,9 @@ def _timeline(
     loads: _Loads,
     truth: tuple[Injection, ...],
     now: FloatArray,
-) -> tuple[FloatArray, FloatArray]:
-    """End of every row, [ranks, layers x rows], and the time at which each rank ends the step."""
-    work = _local_work(run, random, loads, truth)
+) -> tuple[FloatArray, FloatArray, tuple[Hiccup, ...]]:
+    """End of every row, [ranks, layers x rows], when each rank ends the step, and the hiccups."""
+    work, hiccups = _local_work(run, random, loads, truth)
     sent, received = _payloads(run, loads)
     ends = np.zeros((run.num_ranks, run.num_layers, _NUM_ROWS))
     groups = np.arange(run.num_ranks) // run.group_size
@@ -230,13 +242,13 @@ def _timeline(
             else:
                 now = now + work[:, layer, row]
             ends[:, layer, row] = now
-    return ends.reshape(run.num_ranks, -1), now
+    return ends.reshape(run.num_ranks, -1), now, hiccups
 
 
 def _local_work(
     run: SimulatedRun, random: np.random.Generator, loads: _Loads, truth: tuple[Injection, ...]
-) -> FloatArray:
-    """[ranks, layers, rows]: local work, ns; 0 in exchange rows."""
+) -> tuple[FloatArray, tuple[Hiccup, ...]]:
+    """[ranks, layers, rows]: local work, ns; 0 in exchange rows. And which hiccups are part of it."""
     work = np.zeros((run.num_ranks, run.num_layers, _NUM_ROWS))
     for row, (phase, exchange) in enumerate(_ROWS):
         if not exchange:
@@ -244,17 +256,28 @@ def _local_work(
     work[:, :, _GEMM] = run.gemm_ns_per_row * loads.received.T
     lengths = work.copy()
     work *= random.lognormal(0.0, run.noise.spread, work.shape)
+    hiccups: tuple[Hiccup, ...] = ()
     if run.noise.hiccups_per_step > 0.0:
         chance = run.noise.hiccups_per_step * lengths / lengths.sum(axis=(1, 2), keepdims=True)
         hit = random.random(work.shape) < chance
-        work += hit * random.exponential(run.noise.hiccup_ns, work.shape)
+        lost = hit * random.exponential(run.noise.hiccup_ns, work.shape)
+        work += lost
+        hiccups = _by_rank_and_phase(lost)
     for injection in truth:
         if injection.cause in (Cause.DEVICE, Cause.OUTSIDE, Cause.HOST):
             row = _ROWS.index((injection.named_phase, False))
             layers = slice(None) if injection.layer is None else slice(injection.layer, injection.layer + 1)
             delay = injection.extension * run.calm_step_ns * run.group_size / max(run.group_size - 1, 1)
             work[injection.rank, layers, row] += delay / (run.num_layers if injection.layer is None else 1)
-    return work
+    return work, hiccups
+
+
+def _by_rank_and_phase(lost: FloatArray) -> tuple[Hiccup, ...]:
+    by_row = lost.sum(axis=1)
+    return tuple(
+        Hiccup(rank=rank, phase=_ROWS[row][0], duration_ns=int(by_row[rank, row]))
+        for rank, row in np.argwhere(by_row > 0).tolist()
+    )
 
 
 def _payloads(run: SimulatedRun, loads: _Loads) -> tuple[FloatArray, FloatArray]:

@@ -21,6 +21,8 @@ SERVER_SETTINGS = {
     # ... and a query with another sharded table in its IN or JOIN sends that one's rows along.
     "distributed_product_mode": "global",
 }
+_TIMEOUTS = ("ConnectTimeoutError", "ReadTimeoutError", "TimeoutError")
+"""Names of the HTTP library's errors, which is the driver's and not ours to import."""
 INSTALL = "pip install 'moetrace[collector]'"
 
 
@@ -98,6 +100,12 @@ def open_client(address: StoreAddress) -> Any:
     except UsageError:
         raise
     except (ClickHouseError, ValueError, OSError) as error:
+        unreachable = _why_unreachable(error) if address.embedded_path is None else ""
+        if unreachable:
+            raise UsageError(
+                f"no ClickHouse answers at {address.display} ({unreachable}): check the host and its HTTP "
+                "port (8123, or 8443 with TLS), and that the server runs"
+            ) from error
         raise UsageError(f"cannot open the store {address.display}: {first_line(error)}") from error
 
 
@@ -106,6 +114,23 @@ def escape_parameter(value: str) -> str:
     for plain, escaped in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"), ("\0", "\\0")):
         value = value.replace(plain, escaped)
     return value
+
+
+def _why_unreachable(error: BaseException) -> str:
+    """Why nothing answered, out of what the driver and its library wrapped it in; empty if it did answer."""
+    seen: list[BaseException] = []
+    waiting: list[object] = [error]
+    while waiting:
+        one = waiting.pop()
+        if not isinstance(one, BaseException) or one in seen:
+            continue
+        seen.append(one)
+        if isinstance(one, OSError) and one.errno is not None and one.strerror:
+            return one.strerror[:1].lower() + one.strerror[1:]
+        if type(one).__name__ in _TIMEOUTS:
+            return "no answer in time"
+        waiting += [getattr(one, "reason", None), one.__context__, one.__cause__]
+    return ""
 
 
 def first_line(error: Exception | str, *, limit: int = 300) -> str:

@@ -60,6 +60,8 @@ class SyntheticRun:
     slow_phase: Phase = Phase.EXPERT_GEMM
     slow_ns: int = 2_000_000
     """Extra local work of `slow_rank` in (`slow_layer`, `slow_phase`), ns."""
+    lost_rows: int = 0
+    """Rows of layer 0 that rank 0 sent and its first own expert never got: a `conservation` violation."""
     forward_mode: ForwardMode = ForwardMode.TRAIN
     warmup: bool = False
     jitter_ns: int = 3_000
@@ -67,7 +69,13 @@ class SyntheticRun:
     """Start of step 0. Lies in 2030 so that no table's time to live removes a test's rows."""
 
     def step(self, step: int) -> tuple[RankStep, ...]:
-        """All ranks of one step, rank 0 first; every rank holds the same experts in every step."""
+        """All ranks of one step, rank 0 first; every rank holds the same experts in every step.
+
+        What experts receive is what all ranks routed to them: a run contradicts itself only where asked to.
+        """
+        routed = [self._routed(step, layer) for layer in range(self.num_layers)]
+        holders = self._holders()
+        sent = [self._sent(counts, holders) for counts in routed]
         rows: list[list[tuple[int, ...]]] = [[] for _ in range(self.world_size)]
         clock = [0] * self.world_size
         for layer in range(self.num_layers):
@@ -77,17 +85,18 @@ class SyntheticRun:
             ):
                 for rank in range(self.world_size):
                     for phase in phases:
-                        self._work(rows, clock, step, rank, layer, phase)
+                        received = int(sent[layer][:, rank].sum()) if phase is Phase.EXPERT_GEMM else -1
+                        self._work(rows, clock, step, rank, layer, phase, received)
                 release = max(clock) + self.transfer_ns
                 for rank in range(self.world_size):
                     duration = release - clock[rank]
-                    payload = self.num_pairs * 16
+                    moved = int(sent[layer].sum(axis=1 if exchange is Phase.DISPATCH else 0)[rank])
                     rows[rank].append(
-                        _row(layer, exchange, clock[rank], duration, payload, self.num_pairs, RowFlag.BARRIER)
+                        _row(layer, exchange, clock[rank], duration, moved * 16, moved, RowFlag.BARRIER)
                     )
                     clock[rank] = release
             for rank in range(self.world_size):
-                self._work(rows, clock, step, rank, layer, Phase.UNPERMUTE)
+                self._work(rows, clock, step, rank, layer, Phase.UNPERMUTE, -1)
         return tuple(
             RankStep(
                 run_id=self.run_id,
@@ -107,8 +116,13 @@ class SyntheticRun:
                 host_name=f"host-{rank // 8}",
                 model_name="synthetic-moe",
                 phases=_columns(rows[rank]),
-                experts=self._experts(step, rank),
-                traffic=self._traffic(),
+                experts=self._experts(rank, routed, holders),
+                traffic=tuple(
+                    TrafficRow(
+                        layer=layer, phase=PHASE_CODE[Phase.DISPATCH], row_bytes=16, rows=sent[layer][rank]
+                    )
+                    for layer in range(self.num_layers)
+                ),
             )
             for rank in range(self.world_size)
         )
@@ -121,11 +135,11 @@ class SyntheticRun:
         rank: int,
         layer: int,
         phase: Phase,
+        received: int,
     ) -> None:
         duration = LOCAL_WORK_NS[phase] + self._jitter(step, rank, layer, phase)
         if (rank, layer, phase) == (self.slow_rank, self.slow_layer, self.slow_phase):
             duration += self.slow_ns
-        received = self.num_pairs if phase is Phase.EXPERT_GEMM else -1
         rows[rank].append(_row(layer, phase, clock[rank], duration, -1, received, RowFlag(0)))
         clock[rank] += duration
 
@@ -136,26 +150,43 @@ class SyntheticRun:
         mixed = (step * 7919 + rank * 104729 + layer * 1299709 + PHASE_CODE[phase] * 15485863) % 2147483647
         return (mixed * 48271) % 2147483647 % self.jitter_ns
 
-    def _experts(self, step: int, rank: int) -> tuple[ExpertCounts, ...]:
+    def _routed(self, step: int, layer: int) -> IntArray:
+        """[experts]: pairs that each rank routes to each expert, the same on all ranks."""
         share, rest = divmod(self.num_pairs, self.num_experts)
+        routed = np.full(self.num_experts, share, dtype=np.int64)
+        routed[(step + layer) % self.num_experts] += rest
+        return routed
+
+    def _holders(self) -> IntArray:
+        """[ranks, experts]: the rank that gets what a rank routes to an expert.
+
+        Experts lie on the ranks in blocks. Where there are more ranks than experts, each expert has a copy
+        in every block of as many ranks as there are experts, and a rank sends within its own block.
+        """
+        experts = np.arange(self.num_experts)
+        if self.world_size <= self.num_experts:
+            return np.tile(experts * self.world_size // self.num_experts, (self.world_size, 1))
+        block = np.arange(self.world_size)[:, None] // self.num_experts * self.num_experts
+        copies = block + experts
+        return np.where(copies < self.world_size, copies, experts)
+
+    def _sent(self, routed: IntArray, holders: IntArray) -> IntArray:
+        """[ranks, ranks]: rows that each rank sends to each rank."""
+        sent = np.zeros((self.world_size, self.world_size), dtype=np.int64)
+        np.add.at(sent, (np.arange(self.world_size)[:, None], holders), routed)
+        return sent
+
+    def _experts(self, rank: int, routed: Sequence[IntArray], holders: IntArray) -> tuple[ExpertCounts, ...]:
         counts = []
-        for layer in range(self.num_layers):
-            routed = np.full(self.num_experts, share, dtype=np.int64)
-            routed[(step + layer) % self.num_experts] += rest
-            received = np.zeros(self.num_experts, dtype=np.int64)
-            received[rank % self.num_experts] = self.num_pairs
+        for layer, chosen in enumerate(routed):
+            received = chosen * (holders == rank).sum(axis=0)
+            if layer == 0 and rank == 0:
+                received[0] -= min(self.lost_rows, int(received[0]))
             counts += [
-                ExpertCounts(layer=layer, kind=COUNT_KIND_CODE[CountKind.ROUTED], counts=routed),
+                ExpertCounts(layer=layer, kind=COUNT_KIND_CODE[CountKind.ROUTED], counts=chosen),
                 ExpertCounts(layer=layer, kind=COUNT_KIND_CODE[CountKind.RECEIVED], counts=received),
             ]
         return tuple(counts)
-
-    def _traffic(self) -> tuple[TrafficRow, ...]:
-        rows = np.full(self.world_size, self.num_pairs // self.world_size, dtype=np.int64)
-        return tuple(
-            TrafficRow(layer=layer, phase=PHASE_CODE[Phase.DISPATCH], row_bytes=16, rows=rows)
-            for layer in range(self.num_layers)
-        )
 
 
 def _row(

@@ -23,6 +23,7 @@ from moetrace_dashboards import grafana_alerts
 from moetrace_dashboards.config import CLICKHOUSE_TYPE, FOLDER_TITLE, FOLDER_UID, PROMETHEUS_TYPE, Config
 from moetrace_dashboards.grafana_api import TIMEOUT_S, GrafanaApi, PushError
 from moetrace_dashboards.queries.sql import PLACEMENT_EPOCHS
+from moetrace_schemas.wording import count
 
 TOKEN, TOKEN_FILE, CA_FILE = "MOETRACE_TOKEN", "MOETRACE_TOKEN_FILE", "MOETRACE_CA_FILE"
 """How every command finds what to show to a collector; never on the command line."""
@@ -229,7 +230,10 @@ def _annotation_text(epoch: dict[str, Any]) -> str:
         after = f"after placement {epoch['before']}: " if int(epoch["before"]) else ""
         size = "" if epoch["copied_bytes"] is None else f" ({int(epoch['copied_bytes']) / 1e9:.3g} GB)"
         replicas = int(epoch["replicas_added"] or 0)
-        lines.append(f"{after}{int(epoch['experts_copied'])} experts copied{size}, {replicas:+d} replicas")
+        copied = count(int(epoch["experts_copied"]), "expert")
+        lines.append(
+            f"{after}{copied} copied{size}, {replicas:+d} {'replica' if abs(replicas) == 1 else 'replicas'}"
+        )
     lines.append(epoch["sentence"] or "not judged yet")
     return "\n".join(lines)
 

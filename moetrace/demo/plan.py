@@ -12,6 +12,7 @@ import sys
 from dataclasses import asdict, dataclass
 
 from moetrace_schemas.enums import Phase
+from moetrace_schemas.wording import count
 
 INJECTABLE = (
     Phase.OUTSIDE,
@@ -170,7 +171,7 @@ def make_plan(model: str, ranks: int, steps: int, injections: list[str]) -> Plan
     if ranks < 1 or spec.num_experts % ranks:
         fitting = [str(n) for n in range(1, spec.num_experts + 1) if spec.num_experts % n == 0]
         raise PlanError(
-            f"--ranks {ranks}: {model} has {spec.num_experts} experts; one of {', '.join(fitting)}"
+            f"--ranks {ranks}: {model} has {count(spec.num_experts, 'expert')}; one of {', '.join(fitting)}"
         )
     if not 1 <= steps <= 100_000:
         raise PlanError(f"--steps {steps}: 1 to 100000 expected")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moetrace_schemas.enums import Phase
+from moetrace_schemas.wording import count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ class CoverageReport:
         else:
             counted = sum(layer.counted for layer in self.layers)
             lines = [
-                f"moetrace: {len(self.layers)} MoE layers "
+                f"moetrace: {count(len(self.layers), 'MoE layer')} "
                 f"({', '.join(sorted({layer.adapter for layer in self.layers}))}), "
                 f"phases {', '.join(self.phases)}; experts counted in {counted}"
             ]
@@ -84,8 +85,8 @@ class CoverageReport:
         lines += [f"  skipped {what}: {why}" for what, why in self.skipped]
         if self.recorded_steps:
             fired = self.expected_sites - len(self.silent)
-            lines.append(
-                f"  {fired} of {self.expected_sites} call sites fired in {self.recorded_steps} recorded steps"
-            )
+            sites = count(self.expected_sites, "call site")
+            steps = count(self.recorded_steps, "recorded step")
+            lines.append(f"  {fired} of {sites} fired in {steps}")
         lines += [f"  silent {site.name}: {site.reason}" for site in self.silent]
         return "\n".join(lines)

@@ -75,6 +75,8 @@ def _wrap_part(
     site = installer.tracer.sites.add(Site(role, phase, layer, f"wrap.{name}[{layer}]", alone=True))
 
     def make(current: Callable[..., Any]) -> Callable[..., Any]:
+        if name in ("dispatch", "combine"):
+            current = installer.learner.around(current)
         current = installer.with_range(current, site)
         return timed(current, installer.tracer, site, observe=observe)
 

@@ -16,6 +16,7 @@ from moetrace.errors import ConfigError, UnsupportedModelError
 from moetrace.guard import Guard
 from moetrace.instrument.counted import counted
 from moetrace.instrument.coverage import CoverageReport, LayerCoverage
+from moetrace.instrument.learn_group import GroupLearner
 from moetrace.instrument.patches import Patches, mark_of
 from moetrace.instrument.receive_hook import timed_event_wait, timed_receive
 from moetrace.instrument.silent_sites import ForwardCalls, PlacedSite
@@ -72,6 +73,7 @@ class Installer:
         self._shared_keys: set[tuple[int, str]] = set()
         self._nvtx: Any = None
         """Push and pop, or why there are none; None before anybody asked."""
+        self.learner = GroupLearner(tracer)
         self.loose_sites: list[int] = []
         """Functions that `wrap` has returned wrapped: they stay so."""
 
@@ -224,6 +226,8 @@ class Installer:
                 from moetrace.instrument.wait_stats import with_wait_stats
 
                 current = with_wait_stats(current, tracer)
+            if target.call is Call.LAUNCH:
+                current = self.learner.beside(current)
             current = self.with_range(current, site)
             if target.call is Call.LAUNCH:
                 return timed_launch(current, tracer, site, handle_of)

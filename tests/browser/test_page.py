@@ -183,7 +183,9 @@ def test_a_cohort_is_shown_alone(open_page: OpenPage, sql: Sql) -> None:
     """The switch narrows cells to a cohort's rows, says so, and goes back to all."""
     page = open_page("?run=page&view=load&mode=decode")
     page.get_by_role("radio", name="chat").check()
-    expect(page.get_by_text("Summed: decode, cohort chat, 10 steps")).to_be_visible()
+    expect(
+        page.get_by_text(re.compile(r": 10 decode steps recorded of \d+, .*, cohort chat\."))
+    ).to_be_visible()
     stored = sql(
         "SELECT sum(count) AS pairs FROM expert_loads FINAL WHERE count_kind = 'routed' AND layer = 0 "
         f"AND expert = 0 AND cohort = 'chat' AND step >= {2 * STEPS - 20}"
@@ -289,6 +291,20 @@ def test_every_view_fits_a_phone(open_page: OpenPage, view: str) -> None:
     page = open_page(VIEWS[view], viewport={"width": 390, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     picture(page, f"phone-{view}")
+
+
+@pytest.mark.parametrize("view", sorted(VIEWS))
+@pytest.mark.parametrize("width", [1000, 1150, 1300, 1500])
+def test_no_table_is_cut_off_in_a_window(open_page: OpenPage, view: str, width: int) -> None:
+    """On a screen of ordinary width the last column of every table is seen without scrolling sideways."""
+    page = open_page(VIEWS[view], viewport={"width": width, "height": 900})
+    cut = page.evaluate(
+        """() => [...document.querySelectorAll(".scroll, main table")]
+            .filter((box) => box.scrollWidth > box.clientWidth + 1
+                || box.getBoundingClientRect().right > innerWidth)
+            .map((box) => box.closest("section")?.querySelector("h2")?.textContent || box.className)"""
+    )
+    assert cut == []
 
 
 def test_theme_follows_the_system_until_one_is_chosen(open_page: OpenPage) -> None:

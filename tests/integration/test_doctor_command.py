@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -137,7 +138,7 @@ def test_the_rules_of_a_real_prometheus_are_counted(simulated: Path, tmp_path: P
             _, document = doctor("--dir", str(simulated), "--prometheus", server.address)
             (check,) = [each for each in document["checks"] if each["name"] == "alert_rules_loaded"]
             assert (check["status"], check["query_language"]) == (status, "http")
-            assert check["figure"] == f"{figure} rules of moetrace, 0 do not evaluate"
+            assert check["figure"] == f"{figure} rules of moetrace, 0 not evaluating"
             with urllib.request.urlopen(check["query"], timeout=30) as answer:
                 assert json.load(answer)["status"] == "success"
 
@@ -157,12 +158,23 @@ def test_every_query_that_is_printed_runs(simulated: Path) -> None:
     assert all(line in done.stdout for sql in queries.values() for line in sql.splitlines())
 
 
+def test_figures_leave_warm_up_out_and_say_so(simulated: Path) -> None:
+    """The same steps as in every other view: exchanges of the four warm-up steps are in no percentile."""
+    text = moetrace("doctor", "--dir", str(simulated)).stdout
+    said = re.search(r"Figures: steps 4 to (\d+): (\d+) recorded of (\d+), 4 of warm-up left out", text)
+    assert said is not None, text
+    assert int(said[2]) == int(said[3]) == int(said[1]) - 3
+    exchanges = re.search(r"dispatch: p50 .* ms over (\d+)", text)
+    assert exchanges is not None
+    assert int(exchanges[1]) % int(said[2]) == 0
+
+
 def test_a_model_that_is_not_the_configured_one_fails(simulated: Path) -> None:
     """Another top-k, another number of experts, a shared expert that nobody saw."""
     for told, reason in (
-        (("--top-k", "3"), "routes every token to 3 experts"),
-        (("--experts", "64"), "the config has 64 experts, 16 are counted"),
-        (("--shared-experts", "1"), "the config has 1 shared experts, none is seen"),
+        (("--top-k", "3"), "routes a token to 3 experts"),
+        (("--experts", "64"), "the config has 64 experts, counted are 16"),
+        (("--shared-experts", "1"), "the config has 1 shared expert, none is seen"),
     ):
         _, document = doctor("--dir", str(simulated), *told)
         check = next(check for check in document["checks"] if check["name"] == "model_shape")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from moetrace_collectors.config import JOINS, CollectorConfig, load_config
 from moetrace_collectors.errors import UsageError
+from moetrace_collectors.number_format import count
 from moetrace_collectors.store import INSTALL
 
 HELP = "receive steps from ranks, join and judge them, store and serve the result"
@@ -135,7 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
         pipeline.stop()
     if pipeline.num_lost_rows:
         print(
-            f"moetrace collect: {pipeline.num_lost_rows} rows were given up: the store did not take them",
+            f"moetrace collect: {count(pipeline.num_lost_rows, 'row')} given up: the store did not take them",
             file=sys.stderr,
         )
     if pipeline.is_log_behind:

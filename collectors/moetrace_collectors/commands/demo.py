@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from moetrace_collectors.commands.suggestions import program, worst_steps
 from moetrace_collectors.errors import UsageError
+from moetrace_collectors.number_format import count
 from moetrace_collectors.run_directory import RUNS_DIRECTORY, RunDirectory
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
     cores = os.cpu_count() or 1
     if arguments.ranks > cores:
         say(
-            f"note: {arguments.ranks} ranks share {cores} cores here, so ranks also wait for a core, and "
-            f"small delays drown in that; --ranks {cores} gives quieter figures"
+            f"note: {arguments.ranks} ranks share {count(cores, 'core')} here, so ranks also wait for a "
+            f"core, and small delays drown in that; --ranks {cores} gives quieter figures"
         )
     started = time.monotonic()
     collector = CollectorProcess(directory)
@@ -85,7 +86,10 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         say(f"collector: starting, store in {directory.store_path}")
         address = collector.start()
-        say(f"ranks: starting {arguments.ranks} processes of {arguments.model} (gloo, all-to-all)")
+        say(
+            f"ranks: starting {count(arguments.ranks, 'process', 'processes')} of {arguments.model} (gloo, "
+            "all-to-all)"
+        )
         ranks = RankProcesses(
             directory.path,
             plan,
@@ -104,13 +108,19 @@ def run(arguments: argparse.Namespace) -> int:
     say(f"ranks: done, {sent} rank steps sent in {time.monotonic() - started:.0f} s; joining and judging")
     report = _report(directory, sent, keep_running=keep)
     if report is None:
-        say(f"no step was sampled (--sample {arguments.sample}, {arguments.steps} steps): nothing to judge")
+        say(
+            f"no step was sampled (--sample {arguments.sample}, {count(arguments.steps, 'step')}): nothing "
+            "to judge"
+        )
         return 1
     _show(arguments, directory, report, outcomes, address if keep else None)
     lost = sum(outcome.sampled - outcome.exported for outcome in outcomes)
     if lost:
-        reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(_drops(outcomes).items()))
-        say(f"{lost} of {sent + lost} sampled rank steps were not delivered to the collector ({reasons})")
+        reasons = ", ".join(f"{reason}: {steps}" for reason, steps in sorted(_drops(outcomes).items()))
+        say(
+            f"{lost:,} of {count(sent + lost, 'sampled rank step')} not delivered to the collector "
+            f"({reasons})"
+        )
     return 0 if stopped and not lost else 1
 
 
@@ -127,8 +137,8 @@ def _stop(collector: Any, failure: type[Exception]) -> bool:
 def _drops(outcomes: list[RankOutcome]) -> dict[str, int]:
     drops: dict[str, int] = {}
     for outcome in outcomes:
-        for reason, count in outcome.dropped.items():
-            drops[reason] = drops.get(reason, 0) + count
+        for reason, steps in outcome.dropped.items():
+            drops[reason] = drops.get(reason, 0) + steps
     return drops
 
 

@@ -35,6 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         checklist_document,
         checklist_text,
         count,
+        read_counted,
         run_checklist,
     )
     from moetrace_collectors.doctor.finding import Status
@@ -50,11 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
     shape = replace(shape, **{name: value for name, value in told.items() if value is not None})
     with open_store(arguments) as store:
         run_id = choose_run(store, arguments.run_id)
+        counted = read_counted(store, run_id)
         lines = run_checklist(store, run_id, shape=shape, prometheus=arguments.prometheus)
     if arguments.json:
         sys.stdout.write(json.dumps(checklist_document(run_id, lines), allow_nan=False) + "\n")
     else:
-        sys.stdout.write(checklist_text(run_id, lines, with_queries=arguments.queries))
+        sys.stdout.write(checklist_text(run_id, counted, lines, with_queries=arguments.queries))
     return 1 if count(lines, Status.FAIL) else 0
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from moetrace_collectors.commands.store_arguments import add_store_arguments, open_store
 from moetrace_collectors.errors import UsageError
-from moetrace_collectors.views.number_format import count, duration_text
+from moetrace_collectors.number_format import count, duration_text
 
 if TYPE_CHECKING:
     from moetrace_collectors.traces.step_choice import StepChoice

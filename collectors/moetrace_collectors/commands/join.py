@@ -10,6 +10,7 @@ from pathlib import Path
 
 from moetrace_collectors import owner
 from moetrace_collectors.errors import UsageError
+from moetrace_collectors.number_format import count
 from moetrace_collectors.run_directory import STORE_NAME
 from moetrace_collectors.store import StoreAddress, embedded_dsn, open_client, parse_store
 
@@ -76,7 +77,7 @@ def _join(address: StoreAddress, arguments: argparse.Namespace) -> int:
             ),
         )
         if arguments.once:
-            print(f"judged {joiner.turn()} steps")
+            print(f"judged {count(joiner.turn(), 'step')}")
             return 0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
@@ -89,4 +90,4 @@ def _join(address: StoreAddress, arguments: argparse.Namespace) -> int:
 
 def _say(num_steps: int) -> None:
     if num_steps:
-        print(f"moetrace join: judged {num_steps} steps", file=sys.stderr, flush=True)
+        print(f"moetrace join: judged {count(num_steps, 'step')}", file=sys.stderr, flush=True)

@@ -15,6 +15,7 @@ from moetrace_collectors.load.source_arguments import (
     positive_number,
     read_loads,
 )
+from moetrace_collectors.number_format import count
 
 if TYPE_CHECKING:
     from moetrace_collectors.load.analysis import LoadAnalysis
@@ -128,4 +129,4 @@ def _export_shapes(arguments: argparse.Namespace, analysis: LoadAnalysis) -> Non
         write_text(path, shapes_csv(document))
     else:
         write_json(path, document)
-    print(f"{len(shapes.problems)} problems written to {path}", file=sys.stderr)
+    print(f"{count(len(shapes.problems), 'problem')} written to {path}", file=sys.stderr)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.ledger.arguments import add_store_arguments, open_store
+from moetrace_collectors.number_format import count
 
 if TYPE_CHECKING:
     from moetrace_collectors.ledger.chain import Link
@@ -118,9 +119,10 @@ def _verify(arguments: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps({"ledgers": documents}) + "\n")
     else:
         for document in documents:
-            state = "sound" if document["sound"] else f"{len(document['faults'])} faults"
+            state = "sound" if document["sound"] else count(len(document["faults"]), "fault")
             print(
-                f"run {document['run_id']}: {document['rows']} rows, {state}, head {document['head'] or '-'}"
+                f"run {document['run_id']}: {count(document['rows'], 'row')}, {state}, head "
+                f"{document['head'] or '-'}"
             )
             for fault in document["faults"]:
                 print(f"  {fault['kind']}: {fault['sentence']}")

@@ -11,7 +11,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-from moetrace_collectors import owner
+from moetrace_collectors import interrupts, owner
 from moetrace_collectors.access.client import client_access, explain
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.read_only_query import (
@@ -27,6 +27,8 @@ from moetrace_schemas.clickhouse import cookbook
 
 HELP = "run a read-only SQL query over a run"
 TIMEOUT_S = 300.0
+UNKNOWN_TABLE = 60
+"""ClickHouse's number."""
 LIMITS = QueryLimits(
     timeout_s=TIMEOUT_S, max_memory_bytes=8 * 2**30, max_result_rows=2**40, max_result_bytes=2**40
 )
@@ -76,9 +78,16 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     try:
         query = _query(arguments)
+        _say_steps(arguments)
         result = _result(arguments, query)
     except QueryError as error:
         print(f"moetrace: {first_line(error, limit=1000)}", file=sys.stderr)
+        if error.code == UNKNOWN_TABLE and arguments.cookbook is not None:
+            print(
+                "moetrace: the store's tables are of an older version: moetrace migrate with --dir or --dsn "
+                "makes what is missing",
+                file=sys.stderr,
+            )
         return 1
     sys.stdout.buffer.write(result)
     if result and not result.endswith(b"\n"):
@@ -88,6 +97,14 @@ def run(arguments: argparse.Namespace) -> int:
         asked = ", ".join(f"{name}={value}" for name, value in query.parameters.items())
         print(f"moetrace: no row answers that ({asked}); others: --param NAME=VALUE", file=sys.stderr)
     return 0
+
+
+def _say_steps(arguments: argparse.Namespace) -> None:
+    """Which steps a question of the cookbook counts, beside its answer."""
+    if arguments.cookbook is not None:
+        for note in cookbook.recipe(arguments.cookbook).notes:
+            if note.startswith("Steps: "):
+                print(note, file=sys.stderr)
 
 
 def _query(arguments: argparse.Namespace) -> Query:
@@ -104,7 +121,7 @@ def _query(arguments: argparse.Namespace) -> Query:
         if "run" in recipe.placeholders and "run" not in parameters:
             parameters["run"] = _newest_run(arguments)
     else:
-        sql = sys.stdin.read() if arguments.sql == "-" else arguments.sql
+        sql = _from_stdin() if arguments.sql == "-" else arguments.sql
     return Query(
         sql=sql,
         format=arguments.format,
@@ -112,6 +129,13 @@ def _query(arguments: argparse.Namespace) -> Query:
         parameters={name: escape_parameter(value) for name, value in parameters.items()},
         settings={},
     )
+
+
+def _from_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input, byte {error.start}: text in UTF-8 expected") from None
 
 
 def _parameter(option: str) -> tuple[str, str]:
@@ -173,7 +197,8 @@ def _embedded(directory: RunDirectory, address: StoreAddress, query: Query) -> b
         client = open_client(address)
         try:
             runner = EmbeddedQueryRunner(address, database=query.database, limits=LIMITS)
-            return runner.run(query)
+            with interrupts.deadly():
+                return runner.run(query)
         finally:
             client.close()
     finally:

@@ -22,10 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--step", type=_step, metavar="N", help="the step to draw (default: the worst)")
     parser.add_argument(
+        "-o",
+        "--output",
         "--out",
+        dest="out",
         type=Path,
         metavar="FILE",
-        help="the page (default: report-RUN_ID.html in the run directory, or here)",
+        help="the page (default: report-RUN_ID.html in the run directory; with --url or --dsn in the "
+        "current directory)",
     )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON document instead of the terminal view"
@@ -68,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         report.summary,
         console=Console(highlight=False),
         store=address,
-        report=str(out),
+        report=str(out if directory is not None else out.resolve()),
         commands=_next_commands(arguments, directory, run_id),
     )
     return 0

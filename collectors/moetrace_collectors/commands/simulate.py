@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from moetrace_collectors.errors import UsageError
+from moetrace_collectors.number_format import count
 
 if TYPE_CHECKING:
     from moetrace_collectors.model import StepVerdict, Suspect
@@ -127,25 +128,20 @@ def _injection(text: str) -> Injection:
         raise ValueError(f"--inject {text}: {error}") from error
 
 
-def _is_right(step: SimulatedStep, verdict: StepVerdict) -> bool:
-    """Whether the verdict names one of the step's faults (of a slow link: tells the cause)."""
-    suspect = verdict.suspect
-    return any(
-        (suspect is not None and (suspect.rank, suspect.phase) == (fault.rank, fault.named_phase))
-        or (suspect is None and verdict.cause is fault.cause)
-        for fault in step.truth
-    )
-
-
 def _summary(judged: list[tuple[SimulatedStep, StepVerdict]]) -> dict[str, int]:
-    faulty = [(step, verdict) for step, verdict in judged if step.truth]
+    from moetrace_collectors.simulated_truth import Outcome, outcome
+
+    outcomes = [(step, verdict, outcome(step, verdict)) for step, verdict in judged]
+    faulty = [(verdict, found) for step, verdict, found in outcomes if step.truth]
     calm = [verdict for step, verdict in judged if not step.truth]
     return {
         "steps": len(judged),
         "faulty_steps": len(faulty),
-        "faulty_named": sum(_is_right(step, verdict) for step, verdict in faulty),
-        "faulty_clear": sum(verdict.evidence == "clear" for _, verdict in faulty),
-        "clear_wrong": sum(v.evidence == "clear" and not _is_right(s, v) for s, v in judged),
+        "faulty_named": sum(found is Outcome.RIGHT for _, found in faulty),
+        "faulty_clear": sum(v.evidence == "clear" and found is Outcome.RIGHT for v, found in faulty),
+        "faulty_unclear": sum(found is Outcome.UNCLEAR for _, found in faulty),
+        "clear_wrong": sum(found is Outcome.WRONG for _, _, found in outcomes),
+        "clear_hiccup": sum(found is Outcome.HICCUP for _, _, found in outcomes),
         "calm_steps": len(calm),
         "calm_clear": sum(verdict.evidence == "clear" for verdict in calm),
         "calm_ambiguous": sum(verdict.evidence == "ambiguous" for verdict in calm),
@@ -192,7 +188,8 @@ def _document(simulated_run: SimulatedRun, judged: list[tuple[SimulatedStep, Ste
 
 def _text(simulated_run: SimulatedRun, judged: list[tuple[SimulatedStep, StepVerdict]]) -> list[str]:
     lines = [
-        f"{simulated_run.num_ranks} ranks, {simulated_run.num_layers} layers, seed {simulated_run.seed}; "
+        f"{count(simulated_run.num_ranks, 'rank')}, {count(simulated_run.num_layers, 'layer')}, seed "
+        f"{simulated_run.seed}; "
         f"a calm step takes {simulated_run.calm_step_ns / 1e6:.2f} ms",
         "",
         f"{'step':>6} {'step ms':>8}  {'evidence':<13} {'rank':>4} {'layer':>5} {'phase':<12} {'cause':<10} "
@@ -210,12 +207,30 @@ def _text(simulated_run: SimulatedRun, judged: list[tuple[SimulatedStep, StepVer
             f"{layer:>5} {phase:<12} {verdict.cause.value:<10} {worth:>8}  {truth}"
         )
     found = _summary(judged)
+    lines.append("")
+    if found["faulty_steps"]:
+        lines += [
+            f"faulty steps: {found['faulty_named']} of {found['faulty_steps']} named, "
+            f"{found['faulty_clear']} clear, {found['faulty_unclear']} left unclear",
+            *_why_unclear(judged),
+        ]
+    if found["calm_steps"]:
+        lines.append(
+            f"calm steps:   {found['calm_clear']} of {found['calm_steps']} clear, "
+            f"{found['calm_ambiguous']} ambiguous"
+        )
     lines += [
-        "",
-        f"faulty steps: {found['faulty_named']} of {found['faulty_steps']} named, "
-        f"{found['faulty_clear']} clear",
-        f"calm steps:   {found['calm_clear']} of {found['calm_steps']} clear, "
-        f"{found['calm_ambiguous']} ambiguous",
+        f"clear verdicts that name a scheduling hiccup of the noise: {found['clear_hiccup']}",
         f"clear verdicts that name something else: {found['clear_wrong']}",
     ]
     return lines
+
+
+def _why_unclear(judged: list[tuple[SimulatedStep, StepVerdict]]) -> list[str]:
+    """The last unclear faulty step's reason: why nothing is named is worth a line."""
+    from moetrace_collectors.simulated_truth import Outcome, outcome
+
+    unclear = [
+        verdict for step, verdict in judged if step.truth and outcome(step, verdict) is Outcome.UNCLEAR
+    ]
+    return [f"              step {unclear[-1].step}: {unclear[-1].reason}"] if unclear else []

@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from moetrace_collectors.views.number_format import plain
+from moetrace_collectors.number_format import plain
 from moetrace_collectors.views.top_screen import KEYS, Frame, render, step_line
 
 QUIT_KEYS = frozenset("qQ\x1b\x04")

@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
+from moetrace_collectors.counted_steps import CountedSteps
 from moetrace_collectors.doctor import checks, queries
 from moetrace_collectors.doctor.finding import Finding, Line, Status
 from moetrace_collectors.doctor.model_config import ModelShape
@@ -16,6 +17,17 @@ from moetrace_collectors.views.store_rows import Row, Store
 
 DOCUMENT_VERSION = 1
 HTTP_TIMEOUT_S = 10.0
+
+
+def read_counted(store: Store, run_id: str) -> CountedSteps:
+    """The joined steps that figures are of."""
+    row = store.rows(queries.render(queries.COUNTED, database=store.database, run_id=run_id), {})[0]
+    return CountedSteps(
+        first=int(row["first"]),
+        last=int(row["last"]),
+        counted=int(row["counted"]),
+        warmup=int(row["warm"]),
+    )
 
 
 def run_checklist(
@@ -162,9 +174,9 @@ def checklist_document(run_id: str, lines: Sequence[Line]) -> dict[str, Any]:
     }
 
 
-def checklist_text(run_id: str, lines: Sequence[Line], *, with_queries: bool) -> str:
+def checklist_text(run_id: str, counted: CountedSteps, lines: Sequence[Line], *, with_queries: bool) -> str:
     """A block per line for a terminal."""
-    said = [f"run {run_id}"]
+    said = [f"run {run_id}", f"Figures: {counted.sentence()}; coverage and hosts: all steps"]
     for line in lines:
         finding = line.finding
         said += [

@@ -7,6 +7,7 @@ from typing import Any
 
 from moetrace_collectors.doctor.finding import Finding, failed, passed, unknown
 from moetrace_collectors.doctor.model_config import ModelShape
+from moetrace_collectors.number_format import count
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -30,23 +31,24 @@ def coverage(rows: Rows) -> Finding:
     layers, ranks, world_size = int(row["layers"]), int(row["ranks"]), int(row["world_size"])
     fused = int(row["fused_ns"]) / max(int(row["layer_ns"]), 1)
     figure = (
-        f"{ranks} of {world_size} ranks, {layers} layers: {int(row['layers_with_router'])} with router, "
-        f"{int(row['layers_with_experts'])} with experts, {int(row['layers_with_exchange'])} with exchanges, "
-        f"{int(row['counted_layers'])} counted; {fused:.0%} fused"
+        f"{ranks} of {count(world_size, 'rank')}, {count(layers, 'layer')}: {int(row['layers_with_router'])} "
+        f"with router, {int(row['layers_with_experts'])} with experts, "
+        f"{int(row['layers_with_exchange'])} with exchanges, {int(row['counted_layers'])} counted; "
+        f"{fused:.0%} fused"
     )
     fix = "instrument every rank, read what instrument() printed, and wrap what it skipped (moetrace.wrap)"
     if not layers:
         return failed(figure, "no MoE layer is seen", fix)
     if ranks < world_size:
         return failed(
-            figure, f"{world_size - ranks} ranks never reported", "call moetrace.init on every rank"
+            figure, f"{count(world_size - ranks, 'rank')} never reported", "call moetrace.init on every rank"
         )
     wanted = {"router": "layers_with_router", "experts": "layers_with_experts", "counts": "counted_layers"}
     if int(row["ep_size"]) > 1:
         wanted["exchanges"] = "layers_with_exchange"
     for what, name in wanted.items():
         if int(row[name]) < layers:
-            return failed(figure, f"{layers - int(row[name])} layers lack {what}", fix)
+            return failed(figure, f"{count(layers - int(row[name]), 'layer')} without {what}", fix)
     if fused > MAX_FUSED:
         return failed(
             figure,
@@ -64,8 +66,8 @@ def model_shape(rows: Rows, shape: ModelShape | None) -> Finding:
     divisor, experts = int(row["pairs_are_multiples_of"]), int(row["experts"])
     shared_layers = int(row["layers_with_shared_expert"])
     figure = (
-        f"{experts} experts; pairs per rank and layer are multiples of {divisor}; {shared_layers} layers "
-        "with a shared expert"
+        f"{count(experts, 'expert')}; pairs per rank and layer are multiples of {divisor}; "
+        f"{count(shared_layers, 'layer')} with a shared expert"
     )
     if shape is None or (shape.top_k is None and shape.experts is None and shape.shared_experts is None):
         return unknown(
@@ -76,19 +78,19 @@ def model_shape(rows: Rows, shape: ModelShape | None) -> Finding:
     if shape.experts is not None and shape.experts != experts:
         return failed(
             figure,
-            f"the config has {shape.experts} experts, {experts} are counted",
+            f"the config has {count(shape.experts, 'expert')}, counted are {experts}",
             "counts of physical experts need their placement: announce it, moetrace.placement(version, map)",
         )
     if shape.top_k and divisor % shape.top_k:
         return failed(
             figure,
-            f"the config routes every token to {shape.top_k} experts, but pairs are no multiples of it",
+            f"the config routes a token to {count(shape.top_k, 'expert')}, but pairs are no multiples of it",
             "look for dropped or doubled rows: the router's result is counted before or after something else",
         )
     if shape.shared_experts and not shared_layers:
         return failed(
             figure,
-            f"the config has {shape.shared_experts} shared experts, none is seen",
+            f"the config has {count(shape.shared_experts, 'shared expert')}, none is seen",
             "wrap the shared expert: moetrace.wrap(shared_expert=...), or use an adapter that knows it",
         )
     if shape.shared_experts == 0 and shared_layers:
@@ -103,11 +105,11 @@ def drops(rows: Rows) -> Finding:
     row = rows[0]
     routed, dropped, invalid = (int(row[name]) for name in ("routed", "dropped", "invalid"))
     total = routed + dropped + invalid
-    figure = f"{dropped} dropped and {invalid} out of range of {total} pairs"
+    figure = f"{dropped:,} dropped and {invalid:,} out of range of {count(total, 'pair')}"
     lost = int(row["lost_rank_steps"] or 0)
     if lost:
         return failed(
-            f"{lost} steps of ranks missing, {figure}",
+            f"{count(lost, 'rank step')} missing, {figure}",
             "every step is sampled, and numbers between a rank's first and last step never came",
             "see moetrace_self_dropped_steps_total of the ranks: more buffers or queue_steps, or a spool_dir "
             "for when the collector is away; numbers that the job itself skips are no loss",
@@ -128,17 +130,19 @@ def topology(rows: Rows) -> Finding:
     row = rows[0]
     ranks, bare, hosts = (int(row[name]) for name in ("ranks", "ranks_without_host", "hosts"))
     figure = (
-        f"{ranks} ranks on {hosts} hosts, {int(row['ep_groups'])} expert-parallel groups of "
-        f"{int(row['smallest_ep_size'])} to {int(row['largest_ep_size'])}"
+        f"{count(ranks, 'rank')} on {count(hosts, 'host')}, "
+        f"{count(int(row['ep_groups']), 'expert-parallel group')} of {_span(row)}"
     )
     if bare:
         return failed(
-            figure, f"{bare} ranks do not tell their host", "send host.name as a resource attribute from them"
+            figure,
+            f"{count(bare, 'rank')} without a host's name",
+            "send host.name as a resource attribute from them",
         )
     if ranks < int(row["world_size"]):
         return failed(
             figure,
-            f"{int(row['world_size']) - ranks} ranks were never seen",
+            f"{count(int(row['world_size']) - ranks, 'rank')} never seen",
             "call moetrace.init on every rank",
         )
     if int(row["smallest_ep_size"]) != int(row["largest_ep_size"]):
@@ -168,7 +172,9 @@ def all_to_all(rows: Rows, *, ep_size: int) -> Finding:
     fewest = min(int(row["exchanges"]) for row in rows)
     if fewest < MIN_EXCHANGES:
         return unknown(
-            figure, f"{fewest} exchanges tell no p99, {MIN_EXCHANGES} are needed", "record more steps"
+            figure,
+            f"too few for a p99: {count(fewest, 'exchange')}, {MIN_EXCHANGES} are needed",
+            "record more steps",
         )
     return passed(figure, "both exchanges are measured, waits apart")
 
@@ -184,7 +190,7 @@ def cross_node(rows: Rows) -> Finding:
             "use an adapter that knows the exchange's splits, or announce them (moetrace/adapters/README.md)",
         )
     share = crossing / total
-    figure = f"{share:.1%} of {total} rows between {int(row['hosts'])} hosts"
+    figure = f"{share:.1%} of {count(total, 'row')} between {count(int(row['hosts']), 'host')}"
     if share > MAX_CROSS_NODE:
         return failed(
             figure,
@@ -207,7 +213,7 @@ def hot_experts(rows: Rows, *, received: int) -> Finding:
         for row in rows
         if int(row["hot_experts"]) > 1 and float(row["rank_load_over_mean"]) > MAX_RANK_LOAD
     ]
-    figure = f"{sum(int(row['hot_experts']) for row in rows)} hot experts (over twice the mean)"
+    figure = f"{count(sum(int(row['hot_experts']) for row in rows), 'hot expert')} (over twice the mean)"
     if crowded:
         worst = crowded[0]
         listed = ", ".join(map(str, worst["experts"]))
@@ -229,8 +235,8 @@ def overlap(rows: Rows) -> Finding:
     share = exchange / max(rank, 1)
     figure = (
         f"exchanges are {share:.0%} of the ranks' time; {beside / exchange:.0%} of it on a stream "
-        f"beside compute; {int(row['layers_with_shared_expert'])} layers with a shared expert, "
-        f"{int(row['microbatches'])} microbatches"
+        f"beside compute; {count(int(row['layers_with_shared_expert']), 'layer')} with a shared expert, "
+        f"{count(int(row['microbatches']), 'microbatch', 'microbatches')}"
     )
     if beside:
         return passed(figure, "exchanges are launched beside compute")
@@ -247,16 +253,21 @@ def forward_modes(rows: Rows) -> Finding:
     """Prefill and decode are never in one step."""
     row = rows[0]
     counts = {name: int(row[name]) for name in ("train", "prefill", "decode", "mixed")}
-    figure = ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "no step"
+    figure = ", ".join(f"{steps:,} {name}" for name, steps in counts.items() if steps) or "no step"
     if counts["mixed"]:
         return failed(
             figure,
-            f"{counts['mixed']} steps hold prefill and decode together",
+            f"prefill and decode are together in {count(counts['mixed'], 'step')}",
             "pass forward_mode to moetrace.step, and schedule them apart where the engine can",
         )
     if not int(row["steps"]):
         return unknown(figure, "no step is recorded", "record some steps")
     return passed(figure, "every step is of one kind")
+
+
+def _span(row: Mapping[str, Any]) -> str:
+    smallest, largest = int(row["smallest_ep_size"]), int(row["largest_ep_size"])
+    return f"{smallest} to {count(largest, 'rank')}" if smallest != largest else count(largest, "rank")
 
 
 def rollback(rows: Rows) -> Finding:
@@ -298,7 +309,7 @@ def alert_rules(groups: Sequence[Mapping[str, Any]] | None, *, problem: str = ""
         if str(rule.get("name", "")).startswith("Moe")
     ]
     broken = [str(rule["name"]) for rule in rules if rule.get("health") == "err"]
-    figure = f"{len(rules)} alert rules of moetrace, {len(broken)} do not evaluate"
+    figure = f"{count(len(rules), 'alert rule')} of moetrace, {len(broken)} not evaluating"
     if not rules:
         return failed(figure, "none is loaded", fix)
     if broken:

@@ -5,6 +5,16 @@ Run ids have no quotes (RUN_ID_PATTERN) and databases are plain names, so both s
 
 from __future__ import annotations
 
+_COUNTED = "step NOT IN (SELECT step FROM {db}.step_verdicts FINAL WHERE run_id = '{run}' AND warmup = 1)"
+"""Steps that figures are of, as in every other view."""
+
+COUNTED = """
+SELECT
+    minIf(step, warmup = 0) AS first, maxIf(step, warmup = 0) AS last, countIf(warmup = 0) AS counted,
+    countIf(warmup = 1) AS warm
+FROM {db}.step_verdicts FINAL WHERE run_id = '{run}'
+"""
+
 COVERAGE = """
 SELECT
     (SELECT max(world_size) FROM {db}.rank_steps FINAL WHERE run_id = '{run}') AS world_size,
@@ -54,7 +64,7 @@ SELECT
             GROUP BY rank HAVING max(sample_period) = 1
         )
     ) AS lost_rank_steps
-FROM {db}.expert_loads FINAL WHERE run_id = '{run}'
+FROM {db}.expert_loads FINAL WHERE run_id = '{run}' AND {counted}
 """
 
 TOPOLOGY = """
@@ -77,7 +87,7 @@ SELECT
     quantileExact(0.99)(transfer_ns) / 1e6 AS p99_ms,
     (SELECT max(ep_size) FROM {db}.rank_steps FINAL WHERE run_id = '{run}') AS ep_size
 FROM {db}.step_barriers FINAL
-WHERE run_id = '{run}' AND phase IN ('dispatch', 'combine') AND layer >= 0
+WHERE run_id = '{run}' AND {counted} AND phase IN ('dispatch', 'combine') AND layer >= 0
 GROUP BY phase ORDER BY phase DESC
 """
 
@@ -95,7 +105,7 @@ INNER JOIN
     SELECT ep_group, ep_rank, anyLast(toString(host_name)) AS host
     FROM {db}.rank_steps FINAL WHERE run_id = '{run}' GROUP BY ep_group, ep_rank
 ) AS d ON d.ep_group = s.ep_group AND d.ep_rank = t.destination_ep_rank
-WHERE t.run_id = '{run}' AND s.host != '' AND d.host != ''
+WHERE t.run_id = '{run}' AND t.{counted} AND s.host != '' AND d.host != ''
 """
 
 HOT_EXPERTS = """
@@ -112,7 +122,7 @@ FROM
             WHERE run_id = '{run}' AND count_kind = 'routed'
         ) AS num_experts,
         (SELECT uniqExact(rank) FROM {db}.rank_steps FINAL WHERE run_id = '{run}') AS num_ranks
-    FROM {db}.expert_loads FINAL WHERE run_id = '{run}' AND count_kind = 'received'
+    FROM {db}.expert_loads FINAL WHERE run_id = '{run}' AND {counted} AND count_kind = 'received'
     GROUP BY layer, expert, rank
 )
 WHERE load > 2 * layer_load / num_experts
@@ -121,7 +131,7 @@ GROUP BY layer, rank ORDER BY rank_load_over_mean DESC LIMIT 50
 
 RECEIVED = """
 SELECT sum(count) AS received FROM {db}.expert_loads FINAL
-WHERE run_id = '{run}' AND count_kind = 'received'
+WHERE run_id = '{run}' AND {counted} AND count_kind = 'received'
 """
 
 OVERLAP = """
@@ -131,7 +141,7 @@ SELECT
     sumIf(duration_ns, stream = 0) AS rank_ns,
     uniqExactIf(layer, phase = 'shared_expert') AS layers_with_shared_expert,
     (SELECT uniqExact(microbatch) FROM {db}.phase_spans FINAL WHERE run_id = '{run}') AS microbatches
-FROM {db}.phase_spans FINAL WHERE run_id = '{run}'
+FROM {db}.phase_spans FINAL WHERE run_id = '{run}' AND {counted}
 """
 
 FORWARD_MODES = """
@@ -166,4 +176,5 @@ ALERT_RULES = "{prometheus}/api/v1/rules?type=alert"
 
 def render(template: str, *, database: str, run_id: str) -> str:
     """The statement as it is run and printed."""
-    return template.replace("{db}", database).replace("{run}", run_id).strip()
+    counted = template.replace("{counted}", _COUNTED)
+    return counted.replace("{db}", database).replace("{run}", run_id).strip()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moetrace_collectors.counted_steps import CountedSteps, counted_steps
 from moetrace_collectors.ledger.resampling import (
     Interval,
     difference,
@@ -28,6 +29,7 @@ from moetrace_collectors.ledger.resampling import (
 )
 from moetrace_collectors.ledger.samples import RequestSamples, Side, StepSamples
 from moetrace_collectors.model import FloatArray, IntArray
+from moetrace_collectors.number_format import count
 from moetrace_schemas.enums import ChangeVerdict
 from moetrace_schemas.placement import MAX_ERROR_RATE, MAX_SLOWDOWN
 
@@ -104,6 +106,8 @@ class Comparison:
     after: str
     thresholds: Thresholds
     modes: tuple[ModeComparison, ...]
+    counted: tuple[tuple[str, CountedSteps], ...] = ()
+    """Side and the steps of a forward mode that it has; which of them are of like size, modes say."""
     notes: tuple[str, ...] = ()
 
 
@@ -141,6 +145,11 @@ def compare(
         after=after.label,
         thresholds=limits,
         modes=tuple(modes),
+        counted=tuple(
+            (side.label, counted_steps(samples.step.tolist(), kind=mode))
+            for side in (before, after)
+            for mode, samples in sorted(side.steps.items())
+        ),
         notes=(*before.notes, *after.notes),
     )
 
@@ -179,15 +188,16 @@ def _mode(
     if min(matched) < MIN_STEPS:
         return _undecided(
             mode,
-            f"{matched[0]} steps before and {matched[1]} after are of like size, {MIN_STEPS} of each needed",
+            f"{count(matched[0], 'step')} before and {matched[1]:,} after are of like size, {MIN_STEPS} of "
+            "each needed",
             counts,
             matched,
         )
     if matched[1] < MIN_MATCHED * counts[1]:
         return _undecided(
             mode,
-            f"only {matched[1]} of {counts[1]} steps after the change have steps of like size before it: the "
-            "traffic has changed too",
+            f"only {matched[1]:,} of {count(counts[1], 'step')} after the change have like ones before it: "
+            "the traffic has changed too",
             counts,
             matched,
         )
@@ -247,7 +257,7 @@ def _requests(before: RequestSamples, after: RequestSamples, limits: Thresholds,
     if min(counts) < MIN_STEPS:
         return _undecided(
             "requests",
-            f"{counts[0]} requests before and {counts[1]} after, {MIN_STEPS} of each are needed",
+            f"{count(counts[0], 'request')} before and {counts[1]} after, {MIN_STEPS} of each are needed",
             counts,
             counts,
         )

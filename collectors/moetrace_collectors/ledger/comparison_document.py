@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from moetrace_collectors.ledger.comparison import Comparison, Figure, ModeComparison
+from moetrace_collectors.number_format import count
 from moetrace_schemas.enums import ChangeVerdict
 
 DOCUMENT_VERSION = 1
@@ -65,12 +66,15 @@ def _figure(figure: Figure) -> dict[str, Any]:
 
 def comparison_text(comparison: Comparison) -> str:
     """Tables for a terminal, the sentence last."""
-    lines = [f"{comparison.after} against {comparison.before}"]
+    lines = [
+        f"{comparison.after} against {comparison.before}",
+        *(f"Figures: {label}, {counted.sentence()}" for label, counted in comparison.counted),
+    ]
     for mode in comparison.modes:
         lines += [
             "",
-            f"{mode.name}: {mode.matched_after} of {mode.steps_after} steps after, {mode.matched_before} of "
-            f"{mode.steps_before} before are of like size",
+            f"{mode.name}: {mode.matched_after:,} of {count(mode.steps_after, _unit(mode))} after, "
+            f"{mode.matched_before:,} of {mode.steps_before:,} before are of like size",
         ]
         if mode.figures:
             lines.append(f"  {'figure':<18}{'before':>12}{'after':>12}  {'change':>8}  interval")
@@ -79,6 +83,10 @@ def comparison_text(comparison: Comparison) -> str:
             lines.append(f"  {mode.reason}")
     lines += ["", *(f"note: {note}" for note in comparison.notes), comparison.sentence]
     return "\n".join(lines) + "\n"
+
+
+def _unit(mode: ModeComparison) -> str:
+    return "request" if mode.name == "requests" else "step"
 
 
 def _line(figure: Figure) -> str:

@@ -11,6 +11,7 @@ from moetrace_collectors.errors import UsageError
 from moetrace_collectors.ledger import ledger_rows as names
 from moetrace_collectors.ledger.chain import Fault, LedgerRow, Link
 from moetrace_collectors.ledger.transition import mapping_of, overlay
+from moetrace_collectors.number_format import count
 from moetrace_collectors.views.store_rows import Store
 from moetrace_schemas.enums import PlacementEvent
 from moetrace_schemas.placement import PlacementMap
@@ -133,9 +134,9 @@ def _what(row: LedgerRow) -> str:
         parts.append(f"after version {row.previous_version}")
     if row.experts_copied is not None:
         size = "" if row.copied_bytes is None else f" ({row.copied_bytes / 1e9:.2f} GB)"
-        parts.append(f"{row.experts_copied} experts to copy{size}")
+        parts.append(f"{count(row.experts_copied, 'expert')} to copy{size}")
     if row.replicas_added:
-        parts.append(f"{row.replicas_added:+d} replicas")
+        parts.append(f"{row.replicas_added:+d} {'replica' if abs(row.replicas_added) == 1 else 'replicas'}")
     if row.memory in ("fits", "does_not_fit"):
         parts.append(f"memory {row.memory.replace('_', ' ')}")
     if row.proposed_by:

@@ -11,6 +11,7 @@ import numpy as np
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.ledger import sample_queries as queries
 from moetrace_collectors.ledger.samples import Side, StepSamples
+from moetrace_collectors.number_format import count
 from moetrace_collectors.views.store_rows import Row, Store
 
 MAX_STEPS = 5_000
@@ -79,7 +80,7 @@ def read_side(
     for row in reversed(settled):
         by_mode.setdefault(str(row["forward_mode"]), []).append(row)
     partial = int(store.rows(queries.PARTIAL, {"run": run_id})[0]["steps"])
-    notes = [f"{partial} steps of run {run_id} lack ranks and are in no figure"] if partial else []
+    notes = [f"run {run_id}: {count(partial, 'step')} without some ranks, in no figure"] if partial else []
     return Side(
         label=label,
         version=version,

@@ -17,6 +17,7 @@ from moetrace_collectors.load.hot_spot_settings import HotSpotRules
 from moetrace_collectors.load.series import LoadSeries
 from moetrace_collectors.load.stability import Stability, split_windows, stability, window_edges
 from moetrace_collectors.model import FloatArray, IntArray
+from moetrace_collectors.number_format import count
 
 MEASURED, PLACEMENT, LEDGER = "measured", "placement", "ledger"
 CONTIGUOUS, NONE = "contiguous", "none"
@@ -241,7 +242,7 @@ def _warn_about_loads(
     ]
     if empty:
         listed = ", ".join(empty[:8]) + (" ..." if len(empty) > 8 else "")
-        warnings.append(f"{len(empty)} layers have no pairs ({listed}); they are in no average")
+        warnings.append(f"no pairs in {count(len(empty), 'layer')} ({listed}): in no average")
     if rank_loads is None:
         warnings.append(
             "ranks are unknown, so balance is that of single experts: give --ranks or --placement"

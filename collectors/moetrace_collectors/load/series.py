@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moetrace_collectors.counted_steps import CountedSteps
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.load.arrays import as_loads
 from moetrace_collectors.load.coactivation import CoActivation
 from moetrace_collectors.load.communication import Communication
 from moetrace_collectors.load.expert_map import Placement
 from moetrace_collectors.model import FloatArray, IntArray
+from moetrace_collectors.number_format import count
 from moetrace_collectors.offline.load_recording import LoadRecording
 from moetrace_schemas.enums import ForwardMode
 
@@ -78,7 +80,22 @@ class LoadSeries:
     """The mapping in force, where it was announced."""
     expert_bytes: int | None = None
     """Weights of one expert of one layer, where announced."""
+    last_step: int | None = None
+    """Last step of the last entry, where it holds several."""
+    warmup_told: bool = False
+    """Whether warm-up steps are told from others, and left out; a dump does not tell."""
     warnings: tuple[str, ...] = ()
+
+    @property
+    def counted(self) -> CountedSteps:
+        """Which steps all figures are of."""
+        return CountedSteps(
+            first=int(self.steps[0]),
+            last=int(self.steps[-1]) if self.last_step is None else self.last_step,
+            counted=int(self.steps_in_entry.sum()),
+            kind=str(self.forward_mode or ""),
+            warmup_told=self.warmup_told,
+        )
 
     @property
     def name(self) -> str:
@@ -114,7 +131,8 @@ def series_of_recording(recording: LoadRecording) -> tuple[LoadSeries, ...]:
         warnings = list(recording.warnings)
         if len(loads) < chosen.sum():
             warnings.append(
-                f"{int(chosen.sum())} steps are summed to {len(loads)} entries; step figures are of entries"
+                f"{int(chosen.sum())} steps are summed to {count(len(loads), 'entry', 'entries')}; step "
+                "figures are of entries"
             )
         found.append(
             LoadSeries(
@@ -123,6 +141,7 @@ def series_of_recording(recording: LoadRecording) -> tuple[LoadSeries, ...]:
                 cohort=name,
                 steps=recording.steps[chosen][edges[:-1]],
                 steps_in_entry=np.diff(edges),
+                last_step=int(recording.steps[chosen][-1]),
                 layers=recording.layers,
                 layer_names=recording.layer_names,
                 loads=as_loads(loads, name=recording.source),

@@ -133,6 +133,8 @@ def _series(source: _Source, mode: ForwardMode, cohort: str | None, views: Seque
             source.entry, layers, num_experts=experts, num_ranks=ranks.size, warnings=warnings
         ),
         expert_bytes=source.entry.expert_bytes,
+        last_step=last,
+        warmup_told=True,
         warnings=tuple(warnings),
     )
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from moetrace_collectors.load.analysis import LoadAnalysis
+from moetrace_collectors.load.analysis import MEASURED, LoadAnalysis
 from moetrace_collectors.load.balancedness import DEFINITIONS, balancedness_layer
 from moetrace_collectors.load.figures import hottest
+from moetrace_collectors.number_format import count
 
 MAX_LAYERS = 24
 """Layers listed, the least balanced first; the rest is in --json."""
@@ -17,14 +18,11 @@ MAX_LAYERS = 24
 def render(analysis: LoadAnalysis, others: Sequence[LoadAnalysis] = ()) -> str:
     """All lines of one analysis, and the names of the series that are not shown."""
     series = analysis.series
-    steps, layers, experts = int(series.steps_in_entry.sum()), len(series.layers), series.loads.shape[2]
+    ranks = "" if analysis.rank_loads is None else f", {_ranks(analysis, analysis.rank_loads.shape[2])}"
     lines = [
-        f"{series.source}: {series.name}, {steps} steps, {layers} layers, {experts} experts"
-        + (
-            f", {analysis.rank_loads.shape[2]} ranks on {analysis.num_nodes} nodes"
-            if analysis.rank_loads is not None
-            else ""
-        ),
+        f"{series.source}: {series.name}, {count(len(series.layers), 'layer')}, "
+        f"{count(series.loads.shape[2], 'expert')}{ranks}",
+        f"Figures: {series.counted.sentence()}",
         "",
         *_layer_table(analysis),
         "",
@@ -39,6 +37,10 @@ def render(analysis: LoadAnalysis, others: Sequence[LoadAnalysis] = ()) -> str:
         )
     lines += [f"Note: {warning}." for warning in analysis.warnings]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _ranks(analysis: LoadAnalysis, num_ranks: int) -> str:
+    return f"{count(num_ranks, 'rank')} on {count(analysis.num_nodes, 'node')}"
 
 
 def _layer_table(analysis: LoadAnalysis) -> list[str]:
@@ -82,7 +84,7 @@ def _layer_table(analysis: LoadAnalysis) -> list[str]:
     lines = table(header, rows)
     if len(series.layers) > MAX_LAYERS:
         lines.append(
-            f"{len(series.layers) - MAX_LAYERS} better balanced layers are not listed (--json has all)"
+            f"{count(len(series.layers) - MAX_LAYERS, 'better balanced layer')} not listed: --json has all"
         )
     return lines
 
@@ -91,7 +93,8 @@ def _balance(analysis: LoadAnalysis) -> list[str]:
     compared = analysis.compared
     steps = analysis.series.loads if analysis.rank_loads is None else analysis.rank_loads
     level = "experts" if analysis.rank_loads is None else "ranks"
-    lines = [f"Balance over {level} (definitions disagree; each with who uses it):"]
+    basis = "rows received, padding with them; " if analysis.rank_basis == MEASURED else ""
+    lines = [f"Balance over {level} ({basis}definitions disagree; each with who uses it):"]
     for definition in DEFINITIONS.values():
         total = definition.value(compared)
         single = definition.value(steps.reshape(-1, steps.shape[-1]))
@@ -110,23 +113,25 @@ def _stability(analysis: LoadAnalysis) -> list[str]:
     share = float(np.nanmean(analysis.stability.persistent_share))
     stable, transient = known.count("stable"), known.count("transient")
     return [
-        f"Over {analysis.stability.windows} windows: {stable} layers are stably uneven, {transient} change "
-        f"from window to window, {known.count('even')} are even; {100 * share:.0f} % of the imbalance "
-        "persists."
+        f"Over {count(analysis.stability.windows, 'window')}: {count(stable, 'layer')} stably uneven, "
+        f"{transient} changing from window to window, {known.count('even')} even; {100 * share:.0f} % of the "
+        "imbalance persists."
     ]
 
 
 def _exchange(analysis: LoadAnalysis) -> list[str]:
     lines = []
     sent = analysis.communication
-    if sent is not None:
+    if analysis.rank_loads is not None and analysis.rank_loads.shape[2] == 1:
+        lines.append("Exchange: none, there is one rank.")
+    elif sent is not None:
         crossing = sent.cross_node_ratio(analysis.num_nodes)
         how = "recorded" if sent.measured else "counts sent through the placement"
         lines.append(
             f"Exchange ({how}): {100 * float(crossing.mean()):.1f} % of the rows leave their node; the "
             f"fullest rank receives {float(sent.received_ratio().max()):.2f} x the mean in its worst layer."
         )
-    if analysis.coactivation_cross_node is not None:
+    if analysis.coactivation_cross_node is not None and analysis.num_nodes > 1:
         lines.append(
             f"Co-activation: {100 * float(analysis.coactivation_cross_node.mean()):.1f} % of the "
             "co-activated pairs cross nodes."

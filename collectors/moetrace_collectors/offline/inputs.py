@@ -13,7 +13,7 @@ from moetrace_collectors.offline.load_routes import looks_like_routes
 from moetrace_collectors.offline.load_tables import has_columns
 from moetrace_collectors.offline.own_steps import first_object, looks_like_otlp, looks_like_own
 from moetrace_collectors.offline.source import bad_file, read_head
-from moetrace_collectors.run_directory import STORE_NAME
+from moetrace_collectors.run_directory import STORE_NAME, listed, runs_below
 
 KNOWN = (
     "a PyTorch profiler trace, an expert-load dump (JSON, JSON lines, CSV, NPZ, Parquet), a wait matrix, "
@@ -106,13 +106,9 @@ def expand(paths: Sequence[Path]) -> tuple[list[Path], bool]:
             if (path / STORE_NAME).is_dir():
                 raise UsageError(f"{path} is a run directory: moetrace report --dir {path} shows it")
             searched = True
-            found = sorted(
-                file
-                for file in path.iterdir()
-                if file.is_file() and file.name.endswith(SUFFIXES) and not file.name.startswith(".")
-            )
+            found = _fitting(path)
             if not found:
-                raise UsageError(f"{path}: no file here ends in {', '.join(SUFFIXES)}")
+                raise UsageError(f"{path}: {_nothing_in(path)}")
             files += found
         elif path.exists():
             files.append(path)
@@ -122,3 +118,39 @@ def expand(paths: Sequence[Path]) -> tuple[list[Path], bool]:
     if len(unique) > MAX_FILES:
         raise UsageError(f"at most {MAX_FILES} files expected, got {len(unique)}")
     return unique, searched
+
+
+def _fitting(folder: Path) -> list[Path]:
+    """Files of a known name directly in a folder.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        entries = list(folder.iterdir())
+    except OSError as error:
+        raise UsageError(f"cannot read {folder}: {error.strerror}") from error
+    return sorted(
+        file
+        for file in entries
+        if file.is_file() and file.name.endswith(SUFFIXES) and not file.name.startswith(".")
+    )
+
+
+def _nothing_in(folder: Path) -> str:
+    """Why a folder without a file of a known name gives nothing, and what lies one level below it."""
+    said = "no file directly in it that can be read (folders below it are not looked into)"
+    runs = runs_below(folder)
+    if runs:
+        return f"{said}; run directories in it: {listed(runs)}: moetrace report --dir {runs[-1]} shows one"
+    holding = [below for below in sorted(folder.iterdir()) if below.is_dir() and _holds_files(below)]
+    if holding:
+        return f"{said}; folders with such files: {listed(holding)}: moetrace analyze {holding[0]} reads one"
+    return f"{said}; names end in {', '.join(SUFFIXES)}"
+
+
+def _holds_files(folder: Path) -> bool:
+    try:
+        return bool(_fitting(folder))
+    except UsageError:
+        return False

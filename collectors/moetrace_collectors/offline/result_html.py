@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from moetrace_collectors.number_format import count, duration_text, plain
 from moetrace_collectors.offline.analysis import Analysis
 from moetrace_collectors.offline.collectives import JoinedCollective
 from moetrace_collectors.offline.load_recording import LoadRecording
 from moetrace_collectors.offline.run_view import run_views
 from moetrace_collectors.views.load_figures import max_mean_ratio
 from moetrace_collectors.views.markup import Markup, join, table, tag
-from moetrace_collectors.views.number_format import count, duration_text, plain
 from moetrace_collectors.views.report_steps import extension_table, steps_table
 from moetrace_collectors.views.report_text import asset
 from moetrace_collectors.views.run_records import RunView

@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from moetrace_collectors.number_format import count, duration_text, plain
 from moetrace_collectors.offline.analysis import Analysis
 from moetrace_collectors.offline.collectives import JoinedCollective
 from moetrace_collectors.offline.run_view import run_views
 from moetrace_collectors.views.load_figures import max_mean_ratio
-from moetrace_collectors.views.number_format import count, duration_text, plain
 from moetrace_collectors.views.summarise import summarise
 from moetrace_collectors.views.terminal import print_run
 
@@ -144,7 +144,7 @@ def _print_load(analysis: Analysis, source: str, console: Console) -> None:
     recording = next(one for one in analysis.loads if one.source == source)
     console.print(
         Text(plain(recording.source), style="bold").append(
-            f"  {count(len(recording.steps), 'step')}, {recording.num_experts} experts", style="dim"
+            f"  {count(len(recording.steps), 'step')}, {count(recording.num_experts, 'expert')}", style="dim"
         )
     )
     table = _table("layer", "pairs", "max/mean", "hot expert", "dead")
@@ -160,6 +160,14 @@ def _print_load(analysis: Analysis, source: str, console: Console) -> None:
             str(int((counts == 0).sum())),
         )
     console.print(table)
+    if len(totals) > MAX_LAYERS:
+        console.print(
+            Text(
+                f"{MAX_LAYERS} of {len(totals)} layers shown, the most uneven; --json has all",
+                style="dim",
+            ),
+            soft_wrap=True,
+        )
     console.print()
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from statistics import fmean, median
 from typing import Any
 
+from moetrace_collectors.counted_steps import counted_steps
 from moetrace_collectors.model import Suspect
 from moetrace_collectors.views.browse_records import (
     LoadSums,
@@ -99,6 +100,7 @@ def overview_document(
         ],
         "epochs": [_epoch(epoch) for epoch in epochs],
         "read_steps": len(costs.steps),
+        "counted": summary.counted.sentence(),
         "counted_steps": summary.counted_steps,
         "partial_steps": summary.partial_steps,
         "evidence": {str(member): count for member, count in summary.evidence.items()},
@@ -332,6 +334,7 @@ def loads_document(sums: LoadSums) -> dict[str, Any]:
         "cohorts": list(sums.cohorts),
         "cohort": sums.cohort,
         "steps": list(sums.steps),
+        "counted": counted_steps(sums.steps, kind=str(sums.forward_mode)).sentence(),
         "experts": _matrix(sums.experts, EXPERT_EDGES),
         "ranks": _matrix(sums.ranks, RANK_EDGES),
         "imbalance": [
@@ -373,6 +376,7 @@ def traffic_document(traffic: TrafficBlocks) -> dict[str, Any]:
         "forward_modes": [str(mode) for mode in traffic.forward_modes],
         "forward_mode": str(traffic.forward_mode),
         "steps": list(traffic.steps),
+        "counted": counted_steps(traffic.steps, kind=str(traffic.forward_mode)).sentence(),
         "ranks": traffic.ranks,
         "block": traffic.block,
         "sources": list(traffic.sources),

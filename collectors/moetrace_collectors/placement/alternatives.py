@@ -15,6 +15,7 @@ import numpy as np
 from moetrace_collectors.load.figures import max_mean_ratio
 from moetrace_collectors.load.series import LoadSeries
 from moetrace_collectors.model import FloatArray
+from moetrace_collectors.number_format import count
 from moetrace_collectors.placement.migration import Migration
 from moetrace_collectors.placement.replay import (
     PlannerResult,
@@ -105,8 +106,8 @@ def _planned(case: ReplayCase, option: Option, result: PlannerResult) -> Alterna
     fits = case.memory.fits(placement.slots_per_rank)
     extra_gb = case.memory.experts_gb(placement.slots_per_rank) - case.memory.experts_gb(today.slots_per_rank)
     what = (
-        f"{placement.num_slots} slots, {placement.slots_per_rank} per rank, planned by {result.planner}"
-        f"{'' if fits else '; does not fit in memory'}"
+        f"{count(placement.num_slots, 'slot')}, {placement.slots_per_rank} per rank, planned by "
+        f"{result.planner}{'' if fits else '; does not fit in memory'}"
     )
     return Alternative(
         option=option,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from moetrace_collectors.number_format import count, duration_text
 from moetrace_collectors.placement.alternatives import Alternative, Option
 from moetrace_collectors.placement.replay import PlannerResult, ReplayCase, folds
 from moetrace_collectors.placement.step_cost import Basis
-from moetrace_collectors.views.number_format import count, duration_text
 
 
 class Action(StrEnum):

@@ -14,6 +14,7 @@ from moetrace_collectors.load.expert_map import Placement
 from moetrace_collectors.load.figures import max_mean_ratio
 from moetrace_collectors.load.series import LoadSeries
 from moetrace_collectors.model import FloatArray
+from moetrace_collectors.number_format import count
 from moetrace_collectors.placement.migration import Migration, migration
 from moetrace_collectors.placement.replay import ReplayCase, break_even_s, part_saved, step_ms
 from moetrace_collectors.placement.step_cost import Basis
@@ -158,7 +159,8 @@ def shadow_text(
 ) -> str:
     """A table for a terminal."""
     lines = [
-        f"{case.series.source}, {case.series.name}: {int(case.series.steps_in_entry.sum())} steps",
+        f"{case.series.source}, {case.series.name}",
+        f"Figures: {case.series.counted.sentence()}",
         f"  {'':<26}{'today':>12}{'proposed':>12}",
     ]
     pairs: list[tuple[str, float | None, float | None]] = [
@@ -177,8 +179,8 @@ def shadow_text(
         if before is not None and after is not None
     ]
     lines += [
-        f"  faster in {found.better_steps:.0%} of the entries; {found.migration.copies} experts to copy, "
-        f"{found.migration.bytes / 1e9:.2f} GB, {found.migration.seconds:.3g} s",
+        f"  faster in {found.better_steps:.0%} of the entries; {count(found.migration.copies, 'expert')} to "
+        f"copy, {found.migration.bytes / 1e9:.2f} GB, {found.migration.seconds:.3g} s",
         *(f"assumed: {text}" for text in assumptions),
         *(f"warning: {text}" for text in warnings),
         sentence(case, found),

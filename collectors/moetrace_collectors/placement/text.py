@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moetrace_collectors.load.text import table
+from moetrace_collectors.number_format import count, duration_text
 from moetrace_collectors.placement.alternatives import Alternative
 from moetrace_collectors.placement.recommendation import Recommendation
 from moetrace_collectors.placement.replay import PlannerResult, ReplayCase, folds
-from moetrace_collectors.views.number_format import count, duration_text
 
 
 def render(
@@ -24,10 +24,11 @@ def render(
     series, topology = case.series, case.cost.topology
     scored = len(folds(len(series.loads), case.windows))
     lines = [
-        f"{series.source}: {series.name}, {count(int(series.steps_in_entry.sum()), 'step')}, "
-        f"{count(len(series.layers), 'layer')}, {series.loads.shape[2]} experts in {case.num_slots} slots on "
+        f"{series.source}: {series.name}, {count(len(series.layers), 'layer')}, "
+        f"{count(series.loads.shape[2], 'expert')} in {count(case.num_slots, 'slot')} on "
         f"{count(topology.num_ranks, 'rank')} of {count(topology.num_nodes, 'node')} "
-        f"(today: {case.today.num_slots} slots)",
+        f"(today: {count(case.today.num_slots, 'slot')})",
+        f"Figures: {series.counted.sentence()}",
         "",
         "What planners would have made of it",
         *_planners(results),

@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 from moetrace_collectors.model import JoinedStep, StepVerdict, Suspect
 from moetrace_collectors.verdict.attribution import blame
 from moetrace_collectors.verdict.cause import cause_of, explained_cells
-from moetrace_collectors.verdict.evidence import MATERIAL, Grade, beside_link, grade, link_grade
+from moetrace_collectors.verdict.evidence import (
+    MATERIAL,
+    Grade,
+    beside_link,
+    beside_standing,
+    grade,
+    link_grade,
+)
 from moetrace_collectors.verdict.frontier import (
     GroupFrontier,
     barrier_results,
@@ -20,7 +27,10 @@ from moetrace_collectors.verdict.frontier import (
 )
 from moetrace_collectors.verdict.matching import group_sequences
 from moetrace_collectors.verdict.memory import RunMemory
+from moetrace_collectors.verdict.standing import StandingExcess, standing_excesses
+from moetrace_collectors.verdict.transfer import LinkExcess
 from moetrace_collectors.verdict.wait_matrix import slow_ends
+from moetrace_schemas.columns import RowFlag
 from moetrace_schemas.enums import Cause, Evidence, ForwardMode
 
 MAX_RUNS = 32
@@ -111,19 +121,36 @@ def _find(
         cause_of(blamed, graded.suspect, memory.gemms, joined.rank_steps) if graded.suspect else Cause.UNKNOWN
     )
     if keep:
+        standing = _standing(joined, complete, memory, step_ns)
         links = [e for f in complete for e in memory.transfers.observe(f, MATERIAL * step_ns)]
-        link = max(links, key=lambda excess: excess.excess_ns, default=None)
+        slow: list[LinkExcess | StandingExcess] = [*links, *(e for e in standing if e.tells_link)]
+        link = max(slow, key=lambda excess: excess.excess_ns, default=None)
+        maybe = max((e for e in standing if not e.tells_link), key=lambda e: e.excess_ns, default=None)
         if link is not None and link.excess_ns > _outweighs(suspect, cause, graded.evidence):
             waits = slow_ends(joined.rank_steps, link.ep_group, link.phase)
-            graded, cause = link_grade(link, step_ns, waits), Cause.LINK
+            graded, cause = link_grade(link.sentence(step_ns), waits), Cause.LINK
             suspect, runner_up = None, suspect
         elif link is not None and suspect is not None and link.excess_ns > _outweighs(suspect, cause):
-            graded = beside_link(graded, link, step_ns)
+            graded = beside_link(graded, link.sentence(step_ns))
+        elif maybe is not None and maybe.excess_ns > _outweighs(suspect, cause, graded.evidence):
+            graded = beside_standing(graded, maybe.sentence(step_ns))
         for frontier in complete:
             memory.gemms.add(frontier)
         if len(complete) == len(frontiers) and not joined.missing_ranks and step_ns > 0:
             memory.worths.add(blamed.ranks, blamed.worth_ns / step_ns, blamed.deviation_ns / step_ns)
     return _Finding(graded=graded, suspect=suspect, runner_up=runner_up, cause=cause), frontiers
+
+
+def _standing(
+    joined: JoinedStep, complete: list[GroupFrontier], memory: RunMemory, step_ns: int
+) -> list[StandingExcess]:
+    """Transfers that are long against their peers in this step and usually."""
+    hosts: dict[int, set[str]] = {}
+    for one in joined.rank_steps:
+        hosts.setdefault(one.ep_group, set()).add(one.host_name)
+    num_hosts = {group: len(names) for group, names in hosts.items()}
+    material_ns = MATERIAL * step_ns
+    return [e for f in complete for e in standing_excesses(f, memory.transfers, num_hosts, material_ns)]
 
 
 def _outweighs(suspect: Suspect | None, cause: Cause, evidence: Evidence | None = None) -> float:
@@ -145,6 +172,11 @@ def _nothing_to_compare(joined: JoinedStep) -> str:
         return f"Missing ranks ({missing}) leave no group with two ranks whose waits could be compared."
     if joined.world_size == 1:
         return "One rank only: there is no other to compare it with."
+    if any(one.ep_size == 1 and (one.phases.flags & RowFlag.BARRIER).any() for one in joined.rank_steps):
+        return (
+            "No exchange between ranks can be judged: there are some, and ranks say that they have no expert-"
+            "parallel group; pass ep_rank=, ep_size= and ep_group= to moetrace.init."
+        )
     return "No exchange between ranks: without waits no rank can be told from another."
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from moetrace_collectors.model import FloatArray, Suspect
 from moetrace_collectors.verdict.attribution import Blame
 from moetrace_collectors.verdict.history import LEVEL_WINDOWS, MIN_STEPS, RunHistory
-from moetrace_collectors.verdict.transfer import LinkExcess
 from moetrace_schemas.enums import PHASE_BY_CODE, Evidence
 
 MATERIAL = 0.02
@@ -110,30 +109,31 @@ def grade(
     )
 
 
-def link_grade(link: LinkExcess, step_ns: int, waits: str = "") -> Grade:
+def link_grade(said: str, waits: str = "") -> Grade:
     """The evidence where slow transfers outweigh every rank: the cause is told, the rank is not.
 
-    `waits` is what the exchange's kernels say of the ends, where they do: cycles, which are worth no time,
-    so that they name a place to look at and no suspect.
+    `said` names the transfers and what they exceed (transfer.py, standing.py). `waits` is what the exchange's
+    kernels say of the ends, where they do: cycles, which are worth no time, so that they name a place to look
+    at and no suspect.
     """
-    reason = f"The {_slow_link(link, step_ns)}, so durations cannot tell whose link is slow."
+    reason = f"The {said}, so durations cannot tell whose link is slow."
     if waits:
         reason += f" By the waits that kernels summed, {waits}."
     return Grade(evidence=Evidence.INSUFFICIENT, reason=reason)
 
 
-def beside_link(graded: Grade, link: LinkExcess, step_ns: int) -> Grade:
+def beside_link(graded: Grade, said: str) -> Grade:
     """The evidence where a rank stands out and slow transfers cost somewhat more: it is named with doubt."""
-    reason = f"{graded.reason} But the {_slow_link(link, step_ns)}."
-    return replace(graded, evidence=Evidence.AMBIGUOUS, reason=reason)
+    return replace(graded, evidence=Evidence.AMBIGUOUS, reason=f"{graded.reason} But the {said}.")
 
 
-def _slow_link(link: LinkExcess, step_ns: int) -> str:
-    where = "" if link.layer is None else f" of layer {link.layer}"
-    part = link.excess_ns / step_ns
-    return (
-        f"{link.phase} transfers{where} are {part:.1%} of the step above their own history on all ranks alike"
+def beside_standing(graded: Grade, said: str) -> Grade:
+    """The evidence where transfers may hide a slow link: nobody is clear beside what may be far more."""
+    doubtful = Evidence.AMBIGUOUS if graded.evidence is Evidence.CLEAR else graded.evidence
+    reason = (
+        f"{graded.reason} The {said}: a slow link since the first step, or an exchange that costs it always."
     )
+    return replace(graded, evidence=doubtful, reason=reason)
 
 
 def _largest(values: FloatArray) -> list[Cell]:

@@ -48,6 +48,22 @@ class LinkExcess:
     """The layer that holds half of the excess or more."""
     excess_ns: int
 
+    def sentence(self, step_ns: int) -> str:
+        """What is slow, by how much and against what; without an end."""
+        where = "" if self.layer is None else f" of layer {self.layer}"
+        part = f"{self.excess_ns / step_ns:.1%} of the step"
+        return f"{self.phase} transfers{where} are {part} above their own history on all ranks alike"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsualTransfers:
+    """Medians over the remembered steps of one group."""
+
+    transfer_ns: FloatArray
+    """[K]"""
+    size: FloatArray
+    """[K]: bytes of the busiest rank; not above 0 where they are not told."""
+
 
 class TransferHistory:
     """Past transfers of one group with one sequence of exchanges."""
@@ -108,6 +124,11 @@ class TransferHistory:
         excess: FloatArray = frontier.transfer_ns - self._usual * scale
         return excess
 
+    @property
+    def usual(self) -> UsualTransfers:
+        """The medians; of zeros before `MIN_STEPS` steps."""
+        return UsualTransfers(transfer_ns=self._usual, size=self._usual_size)
+
     def spread_ns(self, code: int) -> float:
         """Scaled median absolute deviation of the past sums over the exchanges of a phase."""
         return self._spread_by_phase[code]
@@ -137,6 +158,20 @@ class RunTransfers:
         told = history.told(frontier)
         return told, float(np.maximum(history.excess_ns(frontier), 0.0)[~told].sum())
 
+    def usual(self, frontier: GroupFrontier) -> UsualTransfers | None:
+        """What this group's exchanges usually cost; None while too few steps are known."""
+        history = self._histories.get(_key(frontier))
+        return history.usual if history is not None and len(history) >= MIN_STEPS else None
+
+    def usual_of_others(self, frontier: GroupFrontier) -> list[tuple[int, UsualTransfers]]:
+        """The same of the other groups that run the same exchanges, with their numbers."""
+        group, exchanges = _key(frontier)
+        return [
+            (other, history.usual)
+            for (other, theirs), history in self._histories.items()
+            if other != group and theirs == exchanges and len(history) >= MIN_STEPS
+        ]
+
     def observe(self, frontier: GroupFrontier, material_ns: float) -> tuple[LinkExcess, ...]:
         """Excesses of a complete group's step of at least `material_ns`; the step joins the history."""
         key = _key(frontier)
@@ -164,14 +199,15 @@ def _link_excesses(
                 LinkExcess(
                     ep_group=frontier.sequence.ep_group,
                     phase=PHASE_BY_CODE[code],
-                    layer=_layer_with_half(keys[chosen, 0], excess[chosen], total),
+                    layer=layer_with_half(keys[chosen, 0], excess[chosen], total),
                     excess_ns=int(total),
                 )
             )
     return tuple(found)
 
 
-def _layer_with_half(layers: IntArray, excess: FloatArray, total: float) -> int | None:
+def layer_with_half(layers: IntArray, excess: FloatArray, total: float) -> int | None:
+    """The layer that holds half of a summed excess or more."""
     values, index = np.unique(layers, return_inverse=True)
     by_layer = np.bincount(index, excess)
     largest = int(by_layer.argmax())

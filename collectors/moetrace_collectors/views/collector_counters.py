@@ -14,7 +14,7 @@ from prometheus_client.samples import Sample
 
 from moetrace_collectors.access.client import client_access, explain
 from moetrace_collectors.errors import UsageError
-from moetrace_collectors.views.number_format import duration_text
+from moetrace_collectors.number_format import duration_text
 from moetrace_collectors.views.recent_records import CollectorCounters
 from moetrace_schemas import metrics
 from moetrace_schemas.metrics import MetricSpec

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from moetrace_collectors.counted_steps import CountedSteps
 from moetrace_schemas.enums import Cause, Evidence, Phase
 
 
@@ -69,9 +70,8 @@ class Summary:
     outstanding: tuple[Place, ...]
     """What the headline names, costliest first; empty where no rank stands out."""
     next_steps: tuple[str, ...]
-    counted_steps: int
+    counted: CountedSteps
     """Joined steps without warm-up."""
-    warmup_steps: int
     evidence: Mapping[Evidence, int]
     """Counted steps by evidence; every member is present."""
     partial_steps: int
@@ -83,3 +83,13 @@ class Summary:
     """Median over counted steps of the critical path by phase; phases that never appear are left out."""
     findings: tuple[Finding, ...]
     """By total worth, largest first."""
+
+    @property
+    def counted_steps(self) -> int:
+        """How many steps were counted."""
+        return self.counted.counted
+
+    @property
+    def warmup_steps(self) -> int:
+        """How many were left out."""
+        return self.counted.warmup or 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from moetrace_collectors.number_format import count, duration_text, percent
 from moetrace_collectors.views.findings import Incomparable, Place
-from moetrace_collectors.views.number_format import count, duration_text, percent
 from moetrace_schemas.enums import Cause, Evidence, Phase
 
 _ADVICE = {
@@ -48,7 +48,8 @@ _INCOMPARABLE = {
         "No rank can be compared with another: no step has an exchange between ranks, and recording more "
         "cannot change that.",
         "Recording more steps without exchanges cannot name a slow rank. See by phase where the time goes, "
-        "or check that the model's dispatch and combine between ranks are traced.",
+        "or check that the model's dispatch and combine between ranks are traced and that ranks tell their "
+        "expert-parallel group (moetrace.init(ep_rank=, ep_size=, ep_group=)).",
     ),
 }
 """Headline and advice."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from moetrace_collectors.number_format import count, duration_text, percent
 from moetrace_collectors.views.findings import Summary
 from moetrace_collectors.views.headline import layer_name
 from moetrace_collectors.views.markup import Markup, join, table, tag
-from moetrace_collectors.views.number_format import count, duration_text, percent
 from moetrace_collectors.views.report_load import load_section, traffic_section
 from moetrace_collectors.views.report_steps import evidence_badge, extension_table, steps_table
 from moetrace_collectors.views.report_text import accounting_section, asset, how_section
@@ -28,9 +28,9 @@ def render_report(view: RunView, summary: Summary) -> str:
         _section("timeline", *_timeline(view)),
         _section("time", "Where the time goes", _time(view, summary)),
         _section("steps", "Steps", _steps(view)),
-        _section("load", "Expert and rank load", load_section(view)),
+        _section("load", "Expert and rank load", load_section(view, summary)),
     ]
-    traffic = traffic_section(view.traffic)
+    traffic = traffic_section(view.traffic, summary)
     if traffic is not None:
         sections.append(_section("traffic", "Traffic from rank to rank", traffic))
     sections += [
@@ -70,6 +70,7 @@ def _header(view: RunView, summary: Summary) -> Markup:
         f"{count(overview.world_size, 'rank')} on {count(max(1, len(overview.hosts)), 'host')}",
         ", ".join(overview.forward_modes),
         f"1 step in {overview.sample_period} sampled" if overview.sample_period > 1 else "every step sampled",
+        f"figures: {summary.counted.sentence()}",
         f"{_utc(overview.first_unix_ns)} to {_utc(overview.last_unix_ns)} UTC",
     ]
     return tag(

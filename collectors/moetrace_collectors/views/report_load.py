@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from moetrace_collectors.views.findings import Summary
 from moetrace_collectors.views.markup import Markup, join, table, tag
 from moetrace_collectors.views.run_records import LayerImbalance, LoadMatrix, LoadView, RunView, Traffic
 from moetrace_collectors.views.svg_heat_map import (
@@ -20,7 +21,7 @@ MAX_LOAD_VIEWS = 12
 MAX_TRAFFIC_RANKS = 128
 
 
-def load_section(view: RunView) -> Markup:
+def load_section(view: RunView, summary: Summary) -> Markup:
     """Heat maps and figures per forward mode and cohort, with a switch."""
     if not view.expert_loads:
         return tag("p", "No expert counts are in the store for the steps of this run.", class_="note")
@@ -43,9 +44,9 @@ def load_section(view: RunView) -> Markup:
             )
         )
     note = (
-        "Sums over the run's steps without warm-up, padding left out; ranks over the steps that miss "
-        "none. 95 % of steps: the ratio within one step that 95 % of the steps stay below; sums hide "
-        "what changes from step to step."
+        f"Sums over {summary.counted.sentence()}. Tokens are without padding; rows that ranks received hold "
+        "it, and are over the steps that miss no rank. 95 % of steps: the ratio within one step that 95 % of "
+        "the steps stay below; sums hide what changes from step to step."
     )
     if len(view.expert_loads) > len(shown):
         note += (
@@ -55,7 +56,7 @@ def load_section(view: RunView) -> Markup:
     return join(parts)
 
 
-def traffic_section(traffic: Traffic | None) -> Markup | None:
+def traffic_section(traffic: Traffic | None, summary: Summary) -> Markup | None:
     """Rank x rank heat map of the dispatches' bytes; None where nothing was recorded."""
     if traffic is None or not any(map(any, traffic.bytes)) or len(traffic.ranks) > MAX_TRAFFIC_RANKS:
         return None
@@ -73,7 +74,10 @@ def traffic_section(traffic: Traffic | None) -> Markup | None:
         unit="bytes",
         edges=RANK_EDGES,
     )
-    note = "Bytes that dispatches sent, summed over steps; the way back (combine) mirrors it."
+    note = (
+        f"Bytes that dispatches sent, summed over {summary.counted.sentence()}, without steps that miss a "
+        "rank; the way back (combine) mirrors it."
+    )
     return join(
         (
             heat_legend(RANK_EDGES, mean="the mean pair of ranks", with_dead=silent),

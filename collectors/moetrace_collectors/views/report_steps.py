@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from moetrace_collectors.model import Suspect
+from moetrace_collectors.number_format import count, duration_text, percent
 from moetrace_collectors.views.markup import Markup, join, table, tag
-from moetrace_collectors.views.number_format import count, duration_text, percent
 from moetrace_collectors.views.run_records import RankPhaseExtension, RunView, StepRow
 from moetrace_schemas.enums import Evidence, Phase
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from importlib import resources
 
+from moetrace_collectors.number_format import count
 from moetrace_collectors.views.findings import Summary
 from moetrace_collectors.views.markup import Markup, join, table, tag
-from moetrace_collectors.views.number_format import count
 from moetrace_collectors.views.run_records import RunView
 
 

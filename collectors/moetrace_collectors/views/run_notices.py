@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from moetrace_collectors.views.number_format import count
+from moetrace_collectors.number_format import count
 from moetrace_collectors.views.store_reader import member
 from moetrace_collectors.views.store_rows import Parameters, Row, Store
 from moetrace_schemas.enums import PlacementEvent

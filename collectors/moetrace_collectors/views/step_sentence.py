@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from moetrace_collectors.number_format import duration_text, percent
 from moetrace_collectors.views.headline import place_in_layers
-from moetrace_collectors.views.number_format import duration_text, percent
 from moetrace_collectors.views.run_records import StepRow
 
 

@@ -167,6 +167,13 @@ WHERE run_id IN ({run:String}, '')
 GROUP BY unattributed, kind, reason ORDER BY kind, reason
 """
 
+DAMAGED = """
+SELECT table AS damaged, count() AS parts
+FROM system.detached_parts
+WHERE database = {database:String} AND startsWith(reason, 'broken')
+GROUP BY damaged ORDER BY damaged
+"""
+
 NEWEST_RUN = """
 SELECT run_id FROM {database:Identifier}.step_verdicts
 GROUP BY run_id ORDER BY max(step_time) DESC, run_id LIMIT 1

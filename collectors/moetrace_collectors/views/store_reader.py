@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -25,6 +26,7 @@ from moetrace_collectors.views.run_records import (
     StepRow,
     Traffic,
 )
+from moetrace_collectors.views.store_damage import damage_of
 from moetrace_collectors.views.store_rows import Parameters, Row, Store
 from moetrace_collectors.views.worst_step import lanes_to_show, worst_step
 from moetrace_schemas.columns import RowFlag
@@ -32,6 +34,9 @@ from moetrace_schemas.enums import Cause, ClosedBy, Direction, Evidence, Forward
 
 MAX_STEPS = 50_000
 """Newest joined steps that a view reads; a longer run says so."""
+
+MOST_SHOWN = 128
+"""Characters of a run id that a message repeats: no run has a longer one."""
 
 Member = TypeVar("Member", bound=StrEnum)
 
@@ -43,11 +48,15 @@ def choose_run(store: Store, run_id: str | None = None) -> str:
         UsageError: the store is empty or does not hold that run.
     """
     known = [str(row["run_id"]) for row in store.rows(queries.RUNS, {})]
+    damage = damage_of(store)
     if not known:
-        raise UsageError(f"{store.address} holds no run yet: nothing has been stored there")
+        raise UsageError(f"{store.address} holds no run yet: {damage or 'nothing has been stored there'}")
+    if damage:
+        print(f"moetrace: {store.address}: {damage}", file=sys.stderr)
     if run_id is None:
         return known[0]
     if run_id not in known:
+        run_id = run_id if len(run_id) <= MOST_SHOWN else run_id[:MOST_SHOWN] + "..."
         listed = ", ".join(known[:5]) + (f" and {len(known) - 5} more" if len(known) > 5 else "")
         raise UsageError(f"{store.address} holds no run {run_id!r}: it holds {listed}")
     return run_id

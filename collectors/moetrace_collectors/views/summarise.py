@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+from moetrace_collectors.counted_steps import counted_steps
 from moetrace_collectors.model import Suspect
 from moetrace_collectors.views.findings import Finding, Incomparable, Place, Summary
 from moetrace_collectors.views.headline import advise, write_headline, write_phase_times, write_remark
@@ -61,8 +62,7 @@ def summarise(steps: Sequence[StepRow]) -> Summary:
         ),
         outstanding=outstanding,
         next_steps=advise(outstanding, recurring, len(counted), partial_steps, incomparable),
-        counted_steps=len(counted),
-        warmup_steps=len(steps) - len(counted),
+        counted=counted_steps([row.step for row in counted], warmup=len(steps) - len(counted)),
         evidence={member: evidence[member] for member in Evidence},
         partial_steps=partial_steps,
         step_median_ns=_median(durations),

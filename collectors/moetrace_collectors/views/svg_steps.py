@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from moetrace_collectors.number_format import duration_text, percent
 from moetrace_collectors.views.headline import layer_name
 from moetrace_collectors.views.markup import Markup, number, tag
-from moetrace_collectors.views.number_format import duration_text, percent
 from moetrace_collectors.views.run_records import StepRow
 from moetrace_collectors.views.svg_timeline import nice_step
 from moetrace_schemas.enums import Evidence, Phase

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from moetrace_collectors.number_format import count, duration_text
 from moetrace_collectors.views.headline import layer_name
 from moetrace_collectors.views.markup import Markup, number, tag
-from moetrace_collectors.views.number_format import count, duration_text
 from moetrace_collectors.views.timeline import CriticalStretch, Lane, Mark, MarkKind, Timeline
 from moetrace_schemas.enums import Direction, Phase
 

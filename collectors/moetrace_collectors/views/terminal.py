@@ -12,8 +12,8 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+from moetrace_collectors.number_format import count, duration_text, percent, plain
 from moetrace_collectors.views.findings import Finding, Summary
-from moetrace_collectors.views.number_format import count, duration_text, percent, plain
 from moetrace_collectors.views.run_records import Accounting, LayerImbalance, LoadMatrix, RunView
 from moetrace_schemas.enums import Evidence, Phase
 
@@ -150,10 +150,10 @@ def _print_title(view: RunView, summary: Summary, console: Console) -> None:
         *([model] if model else []),
         f"{count(overview.world_size, 'rank')} on {count(max(1, len(overview.hosts)), 'host')}",
         "/".join(overview.forward_modes),
-        f"{count(summary.counted_steps, 'step')} and {summary.warmup_steps:,} of warm-up",
     ]
     console.print(title)
     console.print(Text(", ".join(facts), style="dim"))
+    console.print(Text(summary.counted.sentence(), style="dim"))
     console.print()
 
 

@@ -15,9 +15,9 @@ from rich.console import Console, Group, JustifyMethod, OverflowMethod, Renderab
 from rich.table import Table
 from rich.text import Text
 
+from moetrace_collectors.number_format import count, duration_text, percent, plain
 from moetrace_collectors.views.findings import Summary
 from moetrace_collectors.views.headline import layer_name
-from moetrace_collectors.views.number_format import count, duration_text, percent, plain
 from moetrace_collectors.views.recent_records import RecentRun
 from moetrace_collectors.views.run_records import LayerImbalance, LoadMatrix, StepRow
 from moetrace_collectors.views.summarise import summarise
@@ -27,8 +27,8 @@ from moetrace_schemas.enums import Cause, Evidence, Phase
 WAITING = "Nothing has been joined yet: a step is joined when its last rank arrives or its window passes."
 KEYS = "q quits"
 BAR_CELLS = 24
-FIXED_LINES = 8
-"""Title, two of headline, two of shares, the collector's two, and one of room."""
+FIXED_LINES = 9
+"""Title, two of headline, three of shares, the collector's two, and one of room."""
 TABLE_LINES = 2
 """A table's headings and the blank line before it."""
 PLENTY = 200
@@ -155,10 +155,11 @@ def _shares(run: RecentRun, summary: Summary) -> list[Text]:
         f"{member} {percent(number / counted)}" for member, number in summary.evidence.items() if number
     )
     lines = [
+        Text(f"figures: {summary.counted.sentence()}", style="dim"),
         Text(
             f"median step {duration_text(summary.step_median_ns)}, p95 {duration_text(summary.step_p95_ns)}; "
             f"evidence: {evidence}"
-        )
+        ),
     ]
     causes: Counter[Cause] = Counter(
         row.cause

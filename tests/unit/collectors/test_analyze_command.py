@@ -330,6 +330,29 @@ def test_broken_inputs_are_one_line(command: Command, tmp_path: Path, name: str,
     assert "expected" in result.err
 
 
+def test_a_folder_that_is_not_looked_into_says_what_lies_below(command: Command, tmp_path: Path) -> None:
+    """Runs one level below, or folders with files, and how to call for one of them."""
+    (tmp_path / "run-1" / "store").mkdir(parents=True)
+    result = command(tmp_path)
+    assert result.code == 2
+    assert "folders below it are not looked into" in result.err
+    assert (
+        f"run directories in it: run-1/: moetrace report --dir {tmp_path / 'run-1'} shows one" in result.err
+    )
+    result = command(DATA)
+    assert result.code == 2
+    assert "folders with such files: " in result.err
+    assert f"moetrace analyze {DATA}/" in result.err
+
+
+def test_layers_that_are_not_shown_are_said(command: Command) -> None:
+    """The most uneven layers of many, and where all of them are."""
+    result = command(DATA / "loads" / "esft_law_counts.json")
+    assert "8 of 26 layers shown, the most uneven; --json has all" in result.out
+    document = json.loads(command(DATA / "loads" / "esft_law_counts.json", "--json").out)
+    assert len(document["loads"][0]["layers"]) == 26
+
+
 def test_paths_that_are_not_there(command: Command, tmp_path: Path) -> None:
     """No such file, an empty folder, a folder of other things, nowhere to write."""
     (tmp_path / "empty").mkdir()

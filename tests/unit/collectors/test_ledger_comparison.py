@@ -133,7 +133,7 @@ def test_sizes_without_a_like_are_not_compared() -> None:
         side(2, steps(random, 300, rows=np.where(np.arange(300) < 100, 1000.0, 5000.0))),
     )
     assert result.verdict is ChangeVerdict.NOT_ENOUGH_EVIDENCE
-    assert "only 100 of 300 steps after the change have steps of like size" in result.sentence
+    assert "only 100 of 300 steps after the change have like ones before it" in result.sentence
 
 
 @settings(deadline=None)

@@ -137,7 +137,17 @@ def test_the_terminal_view(capsys: pytest.CaptureFixture[str]) -> None:
     assert "26 layers, 64 experts, 8 ranks" in text
     assert "balancedness_sum    0.7219" in text
     assert "TensorRT-LLM" in text
-    assert "2 better balanced layers are not listed" in text
+    assert "2 better balanced layers not listed: --json has all" in text
+    assert "Figures: steps 0 to 32: 33 recorded of 33, warm-up is not told apart" in text
+
+
+def test_one_rank_has_no_exchange(capsys: pytest.CaptureFixture[str]) -> None:
+    """There is nothing to send and no fullest rank; the line says that instead of figures."""
+    assert main(["load", ESFT, "--ranks", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "26 layers, 64 experts, 1 rank on 1 node" in text
+    assert "Exchange: none, there is one rank." in text
+    assert "leave their node" not in text
 
 
 @pytest.mark.parametrize(

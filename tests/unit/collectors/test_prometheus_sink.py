@@ -288,7 +288,7 @@ def test_missing_ranks_are_counted_each() -> None:
 
 def test_rows_are_told_apart_by_how_far_they_travel() -> None:
     """Rank itself, same host, other host; a receiver that did not arrive is unknown, not local."""
-    first, second, third = SyntheticRun(world_size=3, num_layers=1, num_pairs=9).step(0)
+    first, second, third = SyntheticRun(world_size=3, num_layers=1, num_experts=9, num_pairs=9).step(0)
     steps = (replace(first, host_name="a"), replace(second, host_name="a"), replace(third, host_name="b"))
     assert rows_by_scope(steps) == {
         ("dispatch", "same_rank"): 9,

@@ -14,6 +14,7 @@ from moetrace_collectors.testing import SyntheticRun
 from moetrace_schemas.enums import COUNT_KIND_CODE, PHASE_CODE, ClosedBy, CountKind, Phase, RoutingViolation
 
 RUN = SyntheticRun(world_size=2, num_layers=1, num_experts=4)
+RECEIVED_KIND = COUNT_KIND_CODE[CountKind.RECEIVED]
 ROUTED = [[3, 1, 4, 0], [2, 1, 1, 2]]
 SENT = [[4, 4], [3, 3]]
 RECEIVED = [[5, 2, 0, 0], [0, 0, 5, 2]]
@@ -36,17 +37,21 @@ def ranks(
     return tuple(found)
 
 
-def found(rank_steps: tuple[RankStep, ...]) -> dict[RoutingViolation, int]:
-    """Violations of the joined step."""
-    joined = JoinedStep(
+def whole(rank_steps: tuple[RankStep, ...]) -> JoinedStep:
+    """All ranks of one step, joined."""
+    return JoinedStep(
         run_id=RUN.run_id,
-        step=0,
-        world_size=2,
+        step=rank_steps[0].step,
+        world_size=len(rank_steps),
         rank_steps=rank_steps,
         missing_ranks=(),
         closed_by=ClosedBy.COMPLETE,
     )
-    result = group_violations(joined)
+
+
+def found(rank_steps: tuple[RankStep, ...]) -> dict[RoutingViolation, int]:
+    """Violations of the joined step."""
+    result = group_violations(whole(rank_steps))
     assert {(v.ep_group, v.layer) for v in result} <= {(0, 0)}
     return {violation.violation: violation.count for violation in result}
 
@@ -56,6 +61,30 @@ def test_a_sound_group_contradicts_nothing() -> None:
     assert found(ranks()) == {}
     simulated = SimulatedRun(num_ranks=4, num_layers=2, num_experts=8, num_steps=2)
     assert [group_violations(step.joined) for step in simulate(simulated)] == [(), ()]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8, 20])
+def test_a_synthetic_run_contradicts_nothing(world_size: int) -> None:
+    """What every rank receives is what all ranks routed and sent to it, in all columns."""
+    run = SyntheticRun(world_size=world_size, num_pairs=1000)
+    for step in range(3):
+        rank_steps = run.step(step)
+        assert group_violations(whole(rank_steps)) == ()
+        for layer in range(run.num_layers):
+            sent = np.array(
+                [entry.rows for rank in rank_steps for entry in rank.traffic if entry.layer == layer]
+            )
+            for rank in rank_steps:
+                received = [e.counts for e in rank.experts if (e.layer, e.kind) == (layer, RECEIVED_KIND)]
+                phases = rank.phases
+                gemm = (phases.layer == layer) & (phases.phase == PHASE_CODE[Phase.EXPERT_GEMM])
+                assert int(received[0].sum()) == int(sent[:, rank.rank].sum()) == int(phases.rows[gemm].sum())
+
+
+def test_a_synthetic_run_loses_rows_where_asked() -> None:
+    """The injected violation is one of conservation, in as many rows, in layer 0."""
+    (violation,) = group_violations(whole(SyntheticRun(lost_rows=7).step(0)))
+    assert (violation.violation, violation.layer, violation.count) == (RoutingViolation.CONSERVATION, 0, 7)
 
 
 def test_rows_that_never_came_are_lost() -> None:

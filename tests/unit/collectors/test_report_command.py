@@ -282,6 +282,8 @@ def test_chosen_step_is_drawn(directory: Path, tmp_path: Path) -> None:
         (["--dir", "DIR", "--out", "DIR"], "it is a directory; give a file with --out"),
         (["--dir", "/nowhere"], "/nowhere is not a directory: give a run directory with --dir"),
         (["--dsn", "chdb:///nowhere/store"], "no store at /nowhere/store"),
+        (["--dir", "\udcff"], "argument 3 (?): text in UTF-8 expected"),
+        (["--dir", "DIR", "--run", "r" * 9000], f"holds no run '{'r' * 128}...': it holds"),
         (
             ["--dsn", "mysql://x"],
             "chdb:///absolute/path, clickhouse://host:8123 or https://host:8443 expected",
@@ -306,6 +308,47 @@ def test_store_without_tables_says_so(tmp_path: Path) -> None:
     assert result.code == 2
     assert "holds no tables of moetrace in database moetrace" in result.err
     assert result.err.count("\n") == 1
+
+
+def test_a_folder_of_runs_lists_them(directory: Path, tmp_path: Path) -> None:
+    """The store lies one level below: the message names the runs there and how to call for one."""
+    shutil.copytree(directory, tmp_path / "run-a", symlinks=True)
+    result = report("--dir", str(tmp_path))
+    assert result.code == 2
+    assert (
+        f"holds run-a/ and no store/ itself: give one of them, as in --dir {tmp_path / 'run-a'}" in result.err
+    )
+
+
+@pytest.mark.parametrize("option", ["-o", "--output", "--out"])
+def test_the_page_goes_where_it_is_asked_for(directory: Path, tmp_path: Path, option: str) -> None:
+    """Under each name of the option; the terminal says where."""
+    out = tmp_path / "page.html"
+    result = report("--dir", str(directory), option, str(out))
+    assert (result.code, out.is_file()) == (0, True)
+    assert str(out) in result.out
+    assert "steps 1 to 6: 6 recorded of 6, 1 of warm-up left out" in result.out
+
+
+def test_a_page_of_a_store_elsewhere_says_its_whole_path(directory: Path, tmp_path: Path) -> None:
+    """Without a run directory the page lies where the command was called; the path is printed whole."""
+    result = report("--dsn", f"chdb://{directory / 'store'}", cwd=tmp_path)
+    assert str(tmp_path / report_name(hand_made_run.RUN_ID)) in result.out
+
+
+def test_a_damaged_store_is_not_called_empty(directory: Path, tmp_path: Path) -> None:
+    """What the engine set aside is said: beside the figures, and instead of `nothing has been stored`."""
+    copied = tmp_path / "damaged"
+    shutil.copytree(directory, copied, symlinks=True)
+    parts = sorted(path for path in (copied / "store").rglob("data.bin") if "system" not in str(path))
+    assert parts
+    for path in parts:
+        path.write_bytes(b"garbage")
+    result = report("--dir", str(copied))
+    assert result.code == 2
+    assert "holds no run yet: " in result.err
+    assert "did not read and lie aside (detached/ in the store): their rows are in no figure" in result.err
+    assert "nothing has been stored" not in result.err
 
 
 def test_newest_run_directory_is_the_default(directory: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_an_injected_fault_is_named_in_the_text(capsys: pytest.CaptureFixture[st
     """A table of the last steps and three lines of totals."""
     assert command(*SMALL, "--inject", "cause=device,rank=2,phase=router,extension=0.2,first=10") == 0
     out = capsys.readouterr().out
-    assert "faulty steps: 20 of 20 named, 20 clear" in out
+    assert "faulty steps: 20 of 20 named, 20 clear, 0 left unclear" in out
     assert "clear verdicts that name something else: 0" in out
     assert "rank 2 router (device)" in out
 
@@ -42,6 +42,25 @@ def test_json_holds_every_verdict_and_its_truth(capsys: pytest.CaptureFixture[st
     assert last["truth"] == [{"cause": "outside", "rank": 1, "phase": "outside", "layer": 1}]
     assert (last["suspect"]["rank"], last["suspect"]["phase"], last["suspect"]["layer"]) == (1, "outside", 1)
     assert first["summary"]["steps"] == 30
+
+
+def test_a_link_without_calm_steps_is_left_unclear_with_the_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Never a wrong name, and a line that says what is seen and what it may be."""
+    assert command("--steps", "40", "--seed", "1", "--inject", "cause=link,rank=2,extension=0.3") == 0
+    out = capsys.readouterr().out
+    assert "faulty steps: 0 of 40 named, 0 clear, 40 left unclear" in out
+    assert "calm steps:" not in out
+    assert "a slow link since the first step, or an exchange that costs it always" in out
+    assert "clear verdicts that name something else: 0" in out
+
+
+def test_a_hiccup_of_the_noise_is_no_wrong_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """A core that was taken away extends the step as well, though nobody injected it."""
+    assert command("--seed", "2", "--json") == 0
+    summary = json.loads(capsys.readouterr().out)["summary"]
+    assert (summary["clear_hiccup"], summary["clear_wrong"]) == (2, 0)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from moetrace_collectors.errors import UsageError
-from moetrace_collectors.store import first_line, parse_store
+from moetrace_collectors.store import first_line, open_client, parse_store
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,20 @@ def test_anything_else_is_refused(dsn: str) -> None:
     """What is no DSN is a usage error that shows one."""
     with pytest.raises(UsageError, match="chdb:///absolute/path"):
         parse_store(dsn)
+
+
+def test_a_server_that_does_not_answer_is_one_clear_line() -> None:
+    """What, where and the fix, and nothing of the libraries that carried the request."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody answers there
+        dsn = f"clickhouse://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(UsageError) as caught:
+            open_client(parse_store(dsn))
+    message = str(caught.value)
+    assert message.startswith(
+        f"no ClickHouse answers at {dsn} (connection refused): check the host and its HTTP"
+    )
+    assert "HTTPConnection" not in message
 
 
 def test_a_password_is_never_shown() -> None:

@@ -131,7 +131,7 @@ def test_frame_fits_the_terminal(width: int, height: int) -> None:
 
 def test_room_is_shared_and_what_one_table_leaves_goes_to_the_others() -> None:
     """Tables take turns; a short one gives its lines to the rest; nothing is shown beyond what there is."""
-    budget = row_budget(8 + 3 * 2 + 10, steps=50, ranks=2, layers=50)
+    budget = row_budget(9 + 3 * 2 + 10, steps=50, ranks=2, layers=50)
     assert (budget.steps, budget.ranks, budget.layers) == (4, 2, 4)
     roomy = row_budget(1000, steps=3, ranks=2, layers=0)
     assert (roomy.steps, roomy.ranks, roomy.layers) == (3, 2, 0)

@@ -125,3 +125,12 @@ def test_a_token_in_the_headers_shows_nowhere() -> None:
 def test_every_setting_says_what_it_is() -> None:
     """Fields are the documentation of the settings; none is without a default."""
     assert all(getattr(Config(), field.name) is not None for field in fields(Config))
+
+
+def test_a_misspelled_variable_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """It would be passed over without a word; variables of the collector's commands are not meant."""
+    config = Config.load({}, {"MOETRACE_ENPOINT": "http://c:1", "MOETRACE_GRAFANA_TOKEN": "x", "PATH": "y"})
+    assert config.endpoint == Config().endpoint
+    assert [record.getMessage() for record in caplog.records] == [
+        "moetrace: MOETRACE_ENPOINT is no setting and is not used: MOETRACE_ENDPOINT is one"
+    ]

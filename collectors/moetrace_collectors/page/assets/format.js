@@ -1,4 +1,4 @@
-// Numbers for people, by the same rules as the report and the terminal (views/number_format.py).
+// Numbers for people, by the same rules as the report and the terminal (number_format.py).
 
 const digits = (value) =>
   value.toLocaleString("en", {
@@ -38,9 +38,3 @@ export function bytes(value) {
 // Times are UTC, as in the store and the report.
 export const clock = (unixMs) => new Date(unixMs).toISOString().replace("T", " ").slice(0, 19);
 export const clockShort = (unixMs) => new Date(unixMs).toISOString().slice(11, 23);
-
-export function stepRange(steps) {
-  if (!steps.length) return "no step";
-  if (steps.length === 1) return `step ${steps[0]}`;
-  return `${whole(steps.length)} steps (${steps[0]} to ${steps[steps.length - 1]})`;
-}

@@ -1,7 +1,7 @@
 // Expert and rank load: layer x expert, layer x rank, figures per layer; one forward mode at a time.
 import { ask } from "./api.js";
 import { choice, el, message, note, refill, section, table } from "./dom.js";
-import { stepRange, whole } from "./format.js";
+import { whole } from "./format.js";
 import { fetchPlotly, heatMap } from "./heat.js";
 import { go } from "./state.js";
 
@@ -52,17 +52,18 @@ export function controls(place, data) {
       data.cohort, (cohort) => go({ cohort })));
 }
 
-export function spanNote(place, data) {
+export function spanNote(place, data, padding) {
   const asked = Number(place.steps || 20);
   const cut = data.steps.length < asked && data.steps.length > 0;
   const why = data.cohort ? "the others hold nothing of the cohort, the run has no more of them, or more would take too long to sum"
     : "the run has no more of them, or more would take too long to sum";
-  return note(`Summed: ${data.forward_mode}${data.cohort ? `, cohort ${data.cohort}` : ""}, ${stepRange(data.steps)}, warm-up and padding left out.`
+  return note(`Summed over ${data.counted}${data.cohort ? `, cohort ${data.cohort}` : ""}. ${padding}`
     + (cut ? ` Fewer than asked for: ${why}.` : ""));
 }
 
 function topOf(place, data) {
-  return [el("h1", {}, sentence(data)), controls(place, data), spanNote(place, data)];
+  return [el("h1", {}, sentence(data)), controls(place, data),
+    spanNote(place, data, "Tokens per expert are without padding; rows that ranks received hold it.")];
 }
 
 const where = (data) => (data.cohort ? `${data.forward_mode} of cohort ${data.cohort}` : data.forward_mode);

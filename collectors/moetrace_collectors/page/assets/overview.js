@@ -15,7 +15,7 @@ export async function show(main, place, { signal }) {
   const { run } = data;
   const facts = [run.model || "unnamed model", `${count(run.ranks, "rank")} on ${count(run.hosts, "host")}`,
     run.forward_modes.join(", "), run.sample_period > 1 ? `1 step in ${run.sample_period} sampled` : "every step sampled",
-    `newest step ${run.last_step}, ${clock(run.last_unix_ms)} UTC`];
+    `figures: ${data.counted}`, `newest step ${run.last_step}, ${clock(run.last_unix_ms)} UTC`];
   refill(main,
     el("p", { class: "facts" }, facts.map((fact) => el("span", {}, fact))),
     ...words(data),
@@ -70,7 +70,7 @@ function epochs(data, place) {
     el("td", { class: "number" }, epoch.step === null ? "" : el("a", { href: runPlace(place.run, { view: "step", step: epoch.step }),
       "data-key": `epoch-${epoch.version}` }, `${epoch.step}`)),
     el("td", {}, epochState(epoch)),
-    el("td", {}, epochText(epoch)),
+    el("td", { class: "name" }, epochText(epoch)),
     el("td", { class: "number" }, epoch.experts_copied === null ? "" : whole(epoch.experts_copied)),
     el("td", {}, epoch.policy_version),
     el("td", {}, `${clock(Math.max(...Object.values(epoch.event_unix_ms)))}`)));
@@ -107,8 +107,7 @@ function byRank(data, place) {
     }),
     el("td", { class: "number" }, layerCell(row.layer)),
     el("td", { class: "number" }, el("b", {}, percent(row.total_ns / total)))));
-  let text = `Summed over the newest ${count(data.read_steps, "step")}, warm-up left out: by how much the rank that all `
-    + "waited for exceeded the mean.";
+  let text = `Summed over ${data.counted}: by how much the rank that all waited for exceeded the mean.`;
   if (other_ranks) text += ` ${count(other_ranks, "more rank")} added ${duration(other_ns)} together.`;
   if (ambiguous_ns) text += ` Left out: ${duration(ambiguous_ns)} where waits and work disagree.`;
   return [table(["Rank", ...phases.map((phase) => `#${phase}`), "#Most in layer", "#Share"], rows, { class: "matrix" }), note(text)];

@@ -36,7 +36,7 @@ const name = (first, data) => (data.block === 1 ? `${first}` : `${first}-${Math.
 
 function topOf(place, data) {
   const closer = place.from || place.to;
-  return [el("h1", {}, sentence(data)), controls(place, data), spanNote(place, data),
+  return [el("h1", {}, sentence(data)), controls(place, data), spanNote(place, data, "Rows and bytes hold padding."),
     el("p", { class: "tools" },
       closer && el("button", { type: "button", "data-key": "all", onclick: () => go({ from: "", to: "" }) },
         `Ranks ${place.from} to ${place.to}: back to all`),

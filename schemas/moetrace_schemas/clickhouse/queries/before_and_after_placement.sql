@@ -1,4 +1,5 @@
 -- Did a placement change help: step time, imbalance over ranks and steps by placement epoch?
+-- Steps: all that are stored, warm-up left out.
 SELECT placement_version, count() AS steps,
        round(quantileExact(0.5)(step_ns) / 1e6, 3) AS p50_ms, round(quantileExact(0.95)(step_ns) / 1e6, 3) AS p95_ms,
        round(avg(rank_imbalance), 3) AS mean_rank_imbalance

@@ -1,4 +1,5 @@
 -- Which experts get no token at all?
+-- Steps: all that are stored, warm-up with them: the roll-up by minute does not tell it apart.
 SELECT forward_mode, layer, groupArray(expert) AS experts
 FROM
 (

@@ -1,4 +1,5 @@
 -- The heat map of layers and experts over time, one row per minute and layer, loads over their mean.
+-- Steps: all that are stored, warm-up with them: the roll-up by minute does not tell it apart.
 -- param mode = decode
 SELECT minute, layer, arrayMap(one -> round(one.2 / mean, 2), arraySort(groupArray((expert, pairs)))) AS load_by_expert
 FROM

@@ -1,5 +1,6 @@
 -- Which experts are hot, per forward mode, in the run's last hours?
 -- Over the mean of their layer; from the per-minute roll-up, so a month costs little.
+-- Steps: all that are stored, warm-up with them: the roll-up by minute does not tell it apart.
 -- param hours = 1
 SELECT forward_mode, layer, expert, pairs, round(pairs / mean, 2) AS over_mean
 FROM

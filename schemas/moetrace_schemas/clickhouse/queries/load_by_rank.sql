@@ -1,4 +1,5 @@
 -- How uneven are the rows that ranks receive, per layer: over the mean of all ranks?
+-- Steps: all that are stored, warm-up with them: the roll-up by minute does not tell it apart.
 SELECT forward_mode, layer, rank, received, round(received / mean, 3) AS over_mean
 FROM
 (

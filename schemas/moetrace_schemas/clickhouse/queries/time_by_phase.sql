@@ -1,4 +1,5 @@
 -- Where does the time of a step go: phases of the frontier, as parts of it?
+-- Steps: all that are stored, warm-up left out.
 SELECT phase, round(avg(ns) / 1e6, 3) AS mean_ms, round(sum(ns) / sum(step_ns), 4) AS part
 FROM
 (

@@ -1,5 +1,6 @@
 -- Has the network become slower: mean and p95 transfer and waits per minute, from the roll-up?
 -- The p95 is the middle of a bucket of an eighth of an octave, within 4.5 %.
+-- Steps: all that are stored, warm-up with them: the roll-up by minute does not tell it apart.
 SELECT minute, phase, sum(exchanges) AS number, round(sum(transfer_ns) / number / 1e3, 1) AS mean_us,
        round(max(longest_transfer_ns) / 1e3, 1) AS longest_us, round(sum(wait_ns) / number / 1e3, 1) AS mean_wait_us,
        arraySort(mapKeys(sumMap(by_transfer) AS buckets)) AS keys,

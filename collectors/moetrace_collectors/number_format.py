@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from moetrace_schemas.wording import count
+
+__all__ = ["count", "duration_text", "percent", "plain"]
+
 
 def duration_text(duration_ns: float) -> str:
     """A duration for people, three significant digits: us below a tenth of a ms, s from ten seconds on."""
@@ -25,11 +29,6 @@ def percent(share: float) -> str:
     if 99 < value < 100:
         return ">99 %"
     return f"{value:.0f} %"
-
-
-def count(value: int, noun: str, plural: str | None = None) -> str:
-    """A count with its noun: 1 step, 1,234 steps."""
-    return f"{value:,} {noun if value == 1 else plural or noun + 's'}"
 
 
 def plain(text: str) -> str:
