@@ -6,7 +6,8 @@ processes' worth of sinks, one after the other on the same store:
     first    steps 0..29, flushed every 7, rolled up behind each flush (so that minutes grow between turns)
     second   steps 10..49 once more and on, flushed every 4; dies before it has rolled up
     third    nothing new: what the second left is found and rolled up
-    fourth   everything a third time in one batch, ranks in another order, and rank 2 of step 7, which was missing
+    fourth   everything a third time in one batch, ranks in another order, and rank 2 of step 7, which was
+             missing
 """
 
 from __future__ import annotations
@@ -32,27 +33,31 @@ STEP_NS = 2_500_000_000
 MISSING = (7, 2)
 """(step, rank) that only the last delivery brings."""
 
+BUCKETS = (
+    "CAST(sumMap(map(toUInt16(floor(8 * log2(greatest({ns}, 1)))), toUInt64(1))), 'Map(UInt16, UInt64)')"
+)
 SUMMED = {
     "expert_load_minutes": (
-        "SELECT minute, layer, count_kind, forward_mode, cohort, placement_version, rank, expert, count, source_rows",
+        "SELECT minute, layer, count_kind, forward_mode, cohort, placement_version, rank, expert, count, "
+        "source_rows",
         "SELECT toStartOfMinute(toDateTime(step_time)) AS minute, layer, count_kind, forward_mode, cohort, "
-        "placement_version, if(count_kind = 'received', toInt32(rank), -1) AS of_rank, expert, sum(count), count() "
-        "FROM expert_loads FINAL GROUP BY ALL ORDER BY ALL",
+        "placement_version, if(count_kind = 'received', toInt32(rank), -1) AS of_rank, expert, sum(count), "
+        "count() FROM expert_loads FINAL GROUP BY ALL ORDER BY ALL",
     ),
     "phase_minutes": (
-        "SELECT minute, layer, phase, direction, is_barrier, forward_mode, intervals, duration_ns, shortest_ns, "
-        "longest_ns, by_duration, source_rows",
-        "SELECT toStartOfMinute(toDateTime(start_time)) AS minute, layer, phase, direction, is_barrier, forward_mode, "
-        "count(), sum(duration_ns), min(duration_ns), max(duration_ns), "
-        "CAST(sumMap(map(toUInt16(floor(8 * log2(greatest(duration_ns, 1)))), toUInt64(1))), 'Map(UInt16, UInt64)'), "
+        "SELECT minute, layer, phase, direction, is_barrier, forward_mode, intervals, duration_ns, "
+        "shortest_ns, longest_ns, by_duration, source_rows",
+        "SELECT toStartOfMinute(toDateTime(start_time)) AS minute, layer, phase, direction, is_barrier, "
+        "forward_mode, count(), sum(duration_ns), min(duration_ns), max(duration_ns), "
+        f"{BUCKETS.replace('{ns}', 'duration_ns')}, "
         "count() FROM phase_spans FINAL GROUP BY ALL ORDER BY ALL",
     ),
     "exchange_minutes": (
-        "SELECT minute, layer, phase, direction, exchanges, transfer_ns, longest_transfer_ns, wait_ns, extension_ns, "
-        "ambiguous, by_transfer, source_rows",
+        "SELECT minute, layer, phase, direction, exchanges, transfer_ns, longest_transfer_ns, wait_ns, "
+        "extension_ns, ambiguous, by_transfer, source_rows",
         "SELECT toStartOfMinute(toDateTime(step_time)) AS minute, layer, phase, direction, count(), "
-        "sum(transfer_ns), max(transfer_ns), sum(wait_sum_ns), sum(extension_ns), sum(toUInt64(ambiguous)), "
-        "CAST(sumMap(map(toUInt16(floor(8 * log2(greatest(transfer_ns, 1)))), toUInt64(1))), 'Map(UInt16, UInt64)'), "
+        "sum(transfer_ns), max(transfer_ns), sum(wait_sum_ns), sum(extension_ns), "
+        f"sum(toUInt64(ambiguous)), {BUCKETS.replace('{ns}', 'transfer_ns')}, "
         "count() FROM step_barriers FINAL WHERE phase IN ('dispatch', 'combine') GROUP BY ALL ORDER BY ALL",
     ),
 }
@@ -88,6 +93,8 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.delivered = 0
+        """Rank steps written so far, repeats included."""
 
     def deliver(self, steps: list[StepResult], *, at_once: int, roll_up: bool) -> None:
         """A process that writes steps, some at a time, and may roll up behind each time."""
@@ -97,6 +104,7 @@ class Store:
         for first in range(0, len(steps), at_once):
             for result in steps[first : first + at_once]:
                 sink.take_step(result)
+                self.delivered += len(result.joined.rank_steps)
             sink.flush()
             if roll_up:
                 roller.turn(everything=True)
@@ -139,7 +147,10 @@ def main(path: str) -> None:
     store.deliver(partial[:30], at_once=7, roll_up=True)
     told["first"] = store.compared()
     store.deliver(partial[10:], at_once=4, roll_up=False)
-    told["second"] = {"raw": store.ask("SELECT count(), uniqExact(step, rank) FROM moetrace.rank_steps")}
+    told["second"] = {
+        "delivered": store.delivered,
+        "kept": store.ask("SELECT count() FROM moetrace.rank_steps FINAL"),
+    }
     told["third"] = {"turned": store.turn(), **store.compared()}
     again = [
         StepResult(

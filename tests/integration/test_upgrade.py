@@ -60,7 +60,7 @@ def test_old_rows_are_read_by_new_views(upgrades: dict[str, dict[str, Any]]) -> 
 
 
 def test_roll_ups_of_before_are_kept_and_say_that_they_are(upgrades: dict[str, dict[str, Any]]) -> None:
-    """Sums in which a row that came twice counted twice stay, marked, until their minute is rolled up again."""
+    """Sums in which a repeat counted twice stay, marked, until their minute is rolled up again."""
     newest = upgrades[f"from_{VERSIONS[-1]:04d}"]
     [pairs, is_known], [intervals, *_], [exchanges, *_] = newest["rolled_up"]
     assert (is_known, min(pairs, intervals, exchanges) > 0) == (True, True)

@@ -1,8 +1,8 @@
 """Rolls minutes up: looks what the tables hold more of than the roll-ups, and sums those minutes again.
 
-A result is kept with the number of rows it was summed from, and of two results for a minute the store keeps the
-one from more rows. So it does not matter who rolls up, how often, or whether two do it at once; and rows that
-have left the tables (time to live) never make a roll-up smaller.
+A result is kept with the number of rows it was summed from, and of two results for a minute the store keeps
+the one from more rows. So it does not matter who rolls up, how often, or whether two do it at once; and rows
+that have left the tables (time to live) never make a roll-up smaller.
 """
 
 from __future__ import annotations
@@ -132,9 +132,7 @@ class RollUp:
             there = MinuteCounts(
                 rank_steps=0 if row is None else int(row["number"]), verdicts=verdicts.get(minute, 0)
             )
-            self._plan.see(
-                minute, there=there, rolled_up=rolled_up.get(minute, MinuteCounts()), now_s=now_s
-            )
+            self._plan.see(minute, there=there, rolled_up=rolled_up.get(minute, MinuteCounts()), now_s=now_s)
             if row is not None:
                 self._steps[minute] = (int(row["first_step"]), int(row["last_step"]))
         self._steps = {minute: self._steps[minute] for minute in self._plan.waiting if minute in self._steps}
@@ -163,7 +161,7 @@ class RollUp:
             self._plan.done(minute)
 
     def _minutes_of_phases(self, span: MinuteSpan) -> set[Minute]:
-        """Minutes in which phases of the span's steps begin, but for those that are rolled up later anyway."""
+        """Minutes in which phases of the span's steps begin, but for those that will be rolled up anyway."""
         steps = [self._steps[minute] for minute in span.minutes if minute in self._steps]
         if not steps:
             return set()

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from moetrace_collectors.roll_ups.minutes import MINUTE_S, Minute
 from moetrace_collectors.roll_ups.roll_up import RollUp
@@ -31,6 +30,9 @@ class RollUpThread:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take what rolls up, and who is told of a turn that failed."""
+        from clickhouse_connect.driver.exceptions import ClickHouseError
+
+        self._error: type[Exception] = ClickHouseError
         self._roll_up = roll_up
         self._on_failed = on_failed
         self._interval_s = interval_s
@@ -70,16 +72,19 @@ class RollUpThread:
             touched, self._touched = frozenset(self._touched), set()
         try:
             self._roll_up.turn(touched=touched, everything=everything, go_on=go_on)
-        except Exception as error:
-            # The thread's boundary: whatever the store says, the next turn tries again.
-            self._failed(error, touched)
+        except (self._error, OSError) as error:
+            self._failed(touched)
+            if not self._has_warned:
+                logger.warning("roll-ups by minute wait: %s", first_line(error))
+            self._has_warned = True
+        except Exception:
+            # The thread's boundary: a fault of ours in one turn must not end them all.
+            logger.exception("minutes could not be rolled up")
+            self._failed(touched)
         else:
             self._has_warned = False
 
-    def _failed(self, error: Any, touched: frozenset[Minute]) -> None:
+    def _failed(self, touched: frozenset[Minute]) -> None:
         with self._lock:
             self._touched |= touched
         self._on_failed()
-        if not self._has_warned:
-            self._has_warned = True
-            logger.warning("roll-ups by minute wait: %s", first_line(error))
