@@ -327,6 +327,7 @@ CREATE TABLE moetrace.rank_steps
     `expected_sites` UInt32 DEFAULT 0 COMMENT 'Wrapped call sites that should have fired; 0 = unknown' CODEC(ZSTD(1)),
     `seen_sites` UInt32 DEFAULT 0 COMMENT 'Those of them that did' CODEC(ZSTD(1)),
     `anchor_error_ns` Int64 DEFAULT -1 COMMENT 'How far off start_time may be where device events were tied to unix time; -1 = by the clock of the host' CODEC(ZSTD(1)),
+    `tracer_ns` Int64 DEFAULT -1 COMMENT 'Estimated host time that the tracer took on the model\'s thread, ns; -1 = not said' CODEC(ZSTD(1)),
     INDEX received_at_range received_at TYPE minmax GRANULARITY 1,
     INDEX start_time_range start_time TYPE minmax GRANULARITY 1
 )
