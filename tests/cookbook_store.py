@@ -2,7 +2,8 @@
 
 8 ranks on two nodes, decode, 3 MoE layers, 16 experts of which expert 5 is hot and expert 15 dead. Rank 7 is
 slow in `expert_gemm` of layer 1 in every step from 20 on. Placement epoch 2 begins with step 40. Rank 3 is
-missing from steps 50 to 52 and late in step 53. Each rank drops 4 pairs per layer and step.
+missing from steps 50 to 52 and late in step 53. Each rank drops 4 pairs per layer and step. Kernels of
+dispatch wait long for rank 7 on every rank.
 """
 
 from __future__ import annotations
@@ -15,12 +16,20 @@ from pathlib import Path
 import numpy as np
 
 from moetrace_collectors.events import CollectorEvent, EventKind
-from moetrace_collectors.model import ExpertCounts, RankStep
+from moetrace_collectors.model import ExpertCounts, RankStep, WaitCycles
 from moetrace_collectors.simulate import Injection, Noise, SimulatedRun, simulate
 from moetrace_collectors.sinks.base import StepResult
 from moetrace_collectors.summary import layer_loads
 from moetrace_collectors.verdict.engine import VerdictEngine
-from moetrace_schemas.enums import COUNT_KIND_CODE, Cause, ClosedBy, CountKind, ForwardMode
+from moetrace_schemas.enums import (
+    COUNT_KIND_CODE,
+    PHASE_CODE,
+    Cause,
+    ClosedBy,
+    CountKind,
+    ForwardMode,
+    Phase,
+)
 from store_sink import roll_up, sink_into
 
 POPULARITY = np.array([1.0] * 5 + [4.0] + [1.0] * 9 + [0.0])
@@ -44,7 +53,7 @@ DROPPED = 4
 
 
 def bent(rank_step: RankStep) -> RankStep:
-    """A rank step with its placement epoch, model and dropped pairs."""
+    """A rank step with its placement epoch, model, dropped pairs and waits."""
     counts = np.zeros(RUN.num_experts, dtype=np.int64)
     counts[5] = DROPPED
     dropped = tuple(
@@ -57,6 +66,7 @@ def bent(rank_step: RankStep) -> RankStep:
         model_name="tiny-moe",
         model_version="v3",
         experts=rank_step.experts + dropped,
+        waits=(WaitCycles(phase=PHASE_CODE[Phase.DISPATCH], cycles=np.array([10] * 7 + [90])),),
     )
 
 

@@ -352,7 +352,7 @@ CREATE TABLE moetrace.rank_traffic
     `bytes` Int64 COMMENT 'Bytes sent' CODEC(ZSTD(1)),
     `source_host` LowCardinality(String) COMMENT 'Host of the sender',
     `step_time` DateTime64(3) COMMENT 'Start of the step (unix time)' CODEC(Delta(8), ZSTD(1)),
-    `direction` Enum8('forward' = 0, 'backward' = 1) COMMENT 'forward or backward' CODEC(ZSTD(1))
+    `direction` Enum8('forward' = 0, 'backward' = 1) COMMENT 'forward: what ranks tell; what goes back is derived, in v_backward_traffic' CODEC(ZSTD(1))
 )
 ENGINE = ReplacingMergeTree
 PARTITION BY toDate(step_time)
@@ -556,6 +556,63 @@ ORDER BY (run_id, step)
 TTL toDateTime(step_time) + toIntervalDay(365)
 SETTINGS index_granularity = 8192
 COMMENT 'One verdict per joined step';
+
+CREATE VIEW moetrace.v_backward_traffic
+(
+    `run_id` LowCardinality(String),
+    `step` UInt64,
+    `step_time` DateTime64(3),
+    `layer` Int16,
+    `phase` String,
+    `direction` String,
+    `forward_mode` LowCardinality(String),
+    `source_rank` UInt32,
+    `destination_rank` Nullable(UInt32),
+    `destination_ep_rank` UInt32,
+    `source_host` LowCardinality(String),
+    `destination_host` String,
+    `scope` String,
+    `rows` Int64
+)
+COMMENT 'Rows that backward exchanges carried, derived: the backward of combine sends what dispatch sent, and the other way round. Only where every forward pass of a layer had its backward; bytes are not known. Add it to v_traffic for both directions'
+AS WITH
+    exchanges AS
+    (
+        SELECT
+            run_id,
+            step,
+            rank,
+            layer,
+            countIf((direction = 'forward') AND (phase = 'combine')) AS num_passes,
+            countIf((direction = 'backward') AND (phase = 'dispatch')) AS num_dispatch,
+            countIf((direction = 'backward') AND (phase = 'combine')) AS num_combine
+        FROM moetrace.phase_spans
+        FINAL
+        WHERE (is_barrier = 1) AND (phase IN ('dispatch', 'combine')) AND (bitAnd(flags, 2) = 0)
+        GROUP BY
+            run_id,
+            step,
+            rank,
+            layer
+    )
+SELECT
+    traffic.run_id AS run_id,
+    traffic.step AS step,
+    traffic.step_time AS step_time,
+    traffic.layer AS layer,
+    if(traffic.phase = 'dispatch', 'combine', 'dispatch') AS phase,
+    'backward' AS direction,
+    traffic.forward_mode AS forward_mode,
+    traffic.source_rank AS source_rank,
+    traffic.destination_rank AS destination_rank,
+    traffic.destination_ep_rank AS destination_ep_rank,
+    traffic.source_host AS source_host,
+    traffic.destination_host AS destination_host,
+    traffic.scope AS scope,
+    traffic.rows AS rows
+FROM moetrace.v_traffic AS traffic
+INNER JOIN exchanges ON (exchanges.run_id = traffic.run_id) AND (exchanges.step = traffic.step) AND (exchanges.rank = traffic.source_rank) AND (exchanges.layer = traffic.layer)
+WHERE (traffic.direction = 'forward') AND (num_passes > 0) AND (if(traffic.phase = 'dispatch', num_combine, num_dispatch) = num_passes);
 
 CREATE VIEW moetrace.v_expert_heatmap
 (
