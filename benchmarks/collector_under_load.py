@@ -153,7 +153,7 @@ def numbered(steps: Iterable[RankStep], step: int, run_id: str = "load") -> list
     ]
 
 
-def post_all(port: int, bodies: list[bytes], *, compressed: bool, threads: int = 4) -> float:
+def post_all(port: int, bodies: list[bytes], *, compressed: bool, threads: int = 8) -> float:
     """Send every body until it is acknowledged; seconds until the last one was."""
     ticket = count()
     failures: list[BaseException] = []

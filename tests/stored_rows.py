@@ -1,4 +1,6 @@
-"""Rank steps of every shape, stored as a collector does: `python -m stored_rows STORE_PATH` prints the rows.
+"""Rank steps of every shape, stored as a collector does: `python -m stored_rows client|embedded STORE_PATH`.
+
+Prints the rows, and the code of the error that an insert into no table ends with.
 
 `expected` renders the same steps value by value, without arrays, and knows nothing of the sink's code.
 """
@@ -188,15 +190,27 @@ def _pair_rows(step: RankStep) -> Iterator[tuple[object, ...]]:
         )  # fmt: skip
 
 
-def main(path: str) -> None:
-    """Store the steps as they come off the wire, and print what a reader finds."""
+def main(way: str, path: str) -> None:
+    """Store the steps as they come off the wire, and print what a reader finds.
+
+    Args:
+        way: `client` inserts through clickhouse-connect, `embedded` from this process's memory.
+        path: of the store.
+    """
+    import pyarrow as pa
+    from clickhouse_connect.driver.exceptions import DatabaseError
+
     from moetrace_collectors.migrate import migrate
+    from moetrace_collectors.sinks import embedded_insert
     from moetrace_collectors.sinks.clickhouse import ClickHouseSink
+    from moetrace_collectors.sinks.embedded_insert import EMBEDDED_SETTINGS, EmbeddedInsert
     from moetrace_collectors.store import embedded_dsn, open_client, parse_store
 
     client = open_client(parse_store(embedded_dsn(Path(path))))
     migrate(client, database="moetrace")
     lost: list[str] = []
+    embedded_insert.SPLIT_ROWS = 40
+    embedded = EmbeddedInsert(Path(path), database="moetrace", settings=EMBEDDED_SETTINGS)
     sink = ClickHouseSink(
         client,
         database="moetrace",
@@ -205,6 +219,7 @@ def main(path: str) -> None:
         clock_ns=time.monotonic_ns,
         on_stored=lambda table, rows: None,
         on_lost=lambda table, rows: lost.append(table),
+        insert_arrow=embedded if way == "embedded" else None,
     )
     decoded = decode(request(rank_steps()), max_world_size=1_000)
     assert not decoded.rejected, decoded.rejected[0].detail
@@ -216,8 +231,14 @@ def main(path: str) -> None:
         table: client.query(f"SELECT {columns} FROM moetrace.{table} FINAL").result_rows
         for table, columns in SELECTED.items()
     }
-    print(json.dumps({table: [[str(v) for v in row] for row in rows] for table, rows in stored.items()}))
+    code = None
+    try:
+        embedded("no_such_table", pa.table({"step": [1]}))
+    except DatabaseError as error:
+        code = error.code
+    rows = {table: [[str(v) for v in row] for row in rows] for table, rows in stored.items()}
+    print(json.dumps({"rows": rows, "error_code": code}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2])

@@ -126,7 +126,8 @@ class CollectorConfig:
     max_world_size: int = 65_536
     """Largest world size taken."""
     batch_bytes: int = 64 * MIB
-    """Memory of joined steps that are written to the store together, bytes."""
+    """Memory of joined steps that are written to the store together, bytes; while one batch is written,
+    another may fill."""
     batch_interval_s: float = 0.5
     """Longest time a joined step waits to be written, seconds."""
     shutdown_timeout_s: float = 30.0

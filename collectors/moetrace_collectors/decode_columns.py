@@ -67,6 +67,12 @@ _TOTALS = tuple(
     code for code, kind in COUNT_KIND_BY_CODE.items() if kind in (CountKind.INVALID, CountKind.DUMMY)
 )
 """Kinds that are one total and no count per expert."""
+_SUMMED = (
+    ("duration_ns", 0, MAX_DURATION_SUM_NS, MAX_DURATION_SUM_NS),
+    ("bytes", -1, MAX_BYTES, 2**62),
+    ("rows", -1, MAX_COUNT, MAX_BYTES),
+)
+"""Columns of phase rows that are added up: name, lowest, highest, highest sum."""
 _WITHIN_CODE = COACTIVATION_SPAN_CODE[CoactivationSpan.WITHIN]
 _EXCHANGES = tuple(code for code, phase in PHASE_BY_CODE.items() if phase in (Phase.DISPATCH, Phase.COMBINE))
 
@@ -88,12 +94,11 @@ def decode_phases(block: bytes, *, microbatch: int = 0) -> PhaseColumns:
     _check_codes("phase", columns["phase"], len(PHASE_BY_CODE))
     _check_codes("direction", columns["direction"], len(DIRECTION_BY_CODE))
     _check_range("start_offset_ns", columns["start_offset_ns"], -MAX_OFFSET_NS, MAX_OFFSET_NS)
-    _check_range("duration_ns", columns["duration_ns"], 0, MAX_DURATION_SUM_NS)
-    _check_range("bytes", columns["bytes"], -1, MAX_BYTES)
-    _check_range("rows", columns["rows"], -1, MAX_COUNT)
-    _check_sum("duration_ns", columns["duration_ns"], MAX_DURATION_SUM_NS)
-    _check_sum("rows", columns["rows"], MAX_BYTES)
-    _check_sum("bytes", columns["bytes"], 2**62)
+    for name, low, high, highest_sum in _SUMMED:
+        largest = _check_range(name, columns[name], low, high)
+        # Nearly always the largest says already that the sum cannot be too much.
+        if largest * num_rows > highest_sum:
+            _check_sum(name, columns[name], highest_sum)
     _check_unique(columns)
     if microbatch and not columns["microbatch"].any():
         columns["microbatch"] = np.full(num_rows, microbatch, dtype=np.int64)
@@ -282,15 +287,20 @@ def _add(entries: dict[tuple[int, int], IntArray], key: tuple[int, int], row: In
     entries[key] = total
 
 
-def _check_range(name: str, column: IntArray, low: int, high: int) -> None:
-    if len(column) and (int(column.min()) < low or int(column.max()) > high):
+def _check_range(name: str, column: IntArray, low: int, high: int) -> int:
+    """The largest value; 0 of none."""
+    if not len(column):
+        return 0
+    smallest, largest = int(np.minimum.reduce(column)), int(np.maximum.reduce(column))
+    if smallest < low or largest > high:
         bad = int(column[(column < low) | (column > high)][0])
         raise ColumnsError(f"column {name}: {bad} is outside {low} to {high}")
+    return largest
 
 
 def _check_codes(name: str, column: IntArray, num_codes: int) -> None:
     # Codes of a closed set are numbered from 0 without gaps (a test holds that).
-    if len(column) and int(column.max()) >= num_codes:
+    if len(column) and int(np.maximum.reduce(column)) >= num_codes:
         raise ColumnsError(f"column {name}: unknown code {int(column.max())}, 0 to {num_codes - 1} are known")
 
 

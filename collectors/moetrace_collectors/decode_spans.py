@@ -17,11 +17,14 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from moetrace_schemas import attributes, spans
 from moetrace_schemas.columns import PHASES, ColumnsError, pack
-from moetrace_schemas.enums import DIRECTION_CODE, PHASE_CODE, Direction, Phase
+from moetrace_schemas.enums import DIRECTION_CODE, PHASE_CODE, Direction
 
 ParentKey = tuple[bytes, bytes]
 """(trace id, span id)"""
 _TYPES = {**attributes.TYPES, **attributes.PHASE_TYPES}
+_PHASES = {str(phase): code for phase, code in PHASE_CODE.items()}
+_DIRECTIONS = {str(direction): code for direction, code in DIRECTION_CODE.items()}
+_FIELDS = {name: f"{kind}_value" for name, kind in _TYPES.items()}
 Children = Mapping[ParentKey, Sequence[Span]]
 _Value = TypeVar("_Value", int, str)
 
@@ -57,8 +60,8 @@ def _row(span: Span, start_unix_ns: int, microbatch: int) -> tuple[int, ...]:
     values = {entry.key: entry.value for entry in span.attributes}
     return (
         _value(values, attributes.LAYER_INDEX, 0, required=True),
-        _code(values, attributes.PHASE, PHASE_CODE, None),
-        _code(values, attributes.DIRECTION, DIRECTION_CODE, Direction.FORWARD),
+        _code(values, attributes.PHASE, _PHASES, None),
+        _code(values, attributes.DIRECTION, _DIRECTIONS, str(Direction.FORWARD)),
         _value(values, attributes.MICROBATCH_INDEX, microbatch),
         _value(values, attributes.ORDINAL, 0),
         _value(values, attributes.STREAM, 0),
@@ -73,11 +76,10 @@ def _row(span: Span, start_unix_ns: int, microbatch: int) -> tuple[int, ...]:
 def _code(
     values: Mapping[str, AnyValue],
     name: str,
-    codes: Mapping[Phase, int] | Mapping[Direction, int],
+    known: Mapping[str, int],
     otherwise: str | None,
 ) -> int:
     text = _value(values, name, otherwise or "", required=otherwise is None)
-    known = {str(member): code for member, code in codes.items()}
     if text not in known:
         raise ColumnsError(f"{spans.MOE_PHASE} span: {name} is {text[:50]!r}: {', '.join(known)} expected")
     return known[text]
@@ -89,7 +91,7 @@ def _value(values: Mapping[str, AnyValue], name: str, otherwise: _Value, *, requ
         if required:
             raise ColumnsError(f"{spans.MOE_PHASE} span: {name} is missing")
         return otherwise
-    field = f"{_TYPES[name]}_value"
+    field = _FIELDS[name]
     if value.WhichOneof("value") != field:
         raise ColumnsError(f"{spans.MOE_PHASE} span: {name}: {_TYPES[name]} expected")
     read: _Value = getattr(value, field)

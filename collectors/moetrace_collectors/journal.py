@@ -7,7 +7,7 @@ sent; it is decoded again where it is read back, so a replay goes the way of a l
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from moetrace_collectors.decode import decode
@@ -88,9 +88,11 @@ class Journal:
             last_ns = arrived_ns if last_ns is None else max(last_ns, arrived_ns)
             yield self._arrival(frame.payload, frame.kind == FrameKind.REQUEST_GZIP, last_ns, segment)
 
-    def mark_stored(
-        self, closed: bytes | None, *, before_segment: int, everything: Callable[[], bytes]
-    ) -> None:
+    def wants_everything(self, before_segment: int) -> bool:
+        """Whether the next `mark_stored` needs all closed steps and not only the new ones."""
+        return self._owes_everything or before_segment > self._log.oldest_segment
+
+    def mark_stored(self, closed: bytes | None, *, before_segment: int, everything: bytes | None) -> None:
         """Note what is stored, and delete the segments that hold nothing else.
 
         A disk that refuses costs disk space and, after a crash, a second writing of the same rows.
@@ -98,14 +100,18 @@ class Journal:
         Args:
             closed: closed steps that are stored since the last call; None for none.
             before_segment: what lies in a segment before this one is stored.
-            everything: gives all closed steps, written before anything is deleted.
+            everything: all closed steps that are stored, where `wants_everything` asked for them; written
+                before anything is deleted.
         """
         try:
-            if before_segment > self._log.oldest_segment:
+            if everything is None:
+                if closed is not None:
+                    self._note(closed)
+            elif before_segment > self._log.oldest_segment:
                 # Holds the new ones too.
                 self._shorten(before_segment, everything)
-            elif closed is not None or self._owes_everything:
-                self._note(everything() if self._owes_everything or closed is None else closed)
+            else:
+                self._note(everything)
             self._has_warned = False
         except (WalUnavailableError, OSError) as error:
             self._warn(error)
@@ -126,9 +132,9 @@ class Journal:
         self._owes_everything = False
         return position
 
-    def _shorten(self, before_segment: int, everything: Callable[[], bytes]) -> None:
+    def _shorten(self, before_segment: int, everything: bytes) -> None:
         try:
-            self._log.commit(self._note(everything()))
+            self._log.commit(self._note(everything))
         except WalUnavailableError:
             # A disk that the log itself has filled takes the note only once something is gone. A crash in
             # between forgets closed steps; to wait would be for ever.

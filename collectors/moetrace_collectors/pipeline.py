@@ -16,12 +16,11 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from moetrace_collectors import owner
 from moetrace_collectors.access.control import AccessControl
@@ -31,10 +30,9 @@ from moetrace_collectors.access.tls import ServerTls
 from moetrace_collectors.access.tokens import TokenBook
 from moetrace_collectors.config import CollectorConfig
 from moetrace_collectors.dead_letter import DeadLetter
-from moetrace_collectors.decode import Decoded, decode
-from moetrace_collectors.events import MAX_PAYLOAD_BYTES, EventKind, Rejection
+from moetrace_collectors.events import EventKind
 from moetrace_collectors.intake import Intake
-from moetrace_collectors.joiner import Joiner, JoinWindow, size_bytes
+from moetrace_collectors.joiner import Joiner, JoinWindow
 from moetrace_collectors.journal import Journal, open_journal
 from moetrace_collectors.ledger.epochs import Epochs
 from moetrace_collectors.migrate import migrate
@@ -46,110 +44,36 @@ from moetrace_collectors.read_only_query import (
     QueryRunner,
     ServerQueryRunner,
 )
-from moetrace_collectors.receivers.handler import Accepted, NotDurableError, OverloadedError, Wire
 from moetrace_collectors.receivers.http_server import HttpServer
 from moetrace_collectors.receivers.otlp_grpc import OtlpGrpcReceiver
 from moetrace_collectors.receivers.otlp_http import SCOPES as OTLP_SCOPES
 from moetrace_collectors.receivers.otlp_http import OtlpHttpReceiver
 from moetrace_collectors.receivers.pages import SCOPES as PAGE_SCOPES
 from moetrace_collectors.receivers.pages import Pages
+from moetrace_collectors.request_handler import RequestHandler
 from moetrace_collectors.roll_ups.roll_up import RollUp, RollUpSettings
 from moetrace_collectors.roll_ups.thread import RollUpThread
 from moetrace_collectors.run_directory import RunDirectory
 from moetrace_collectors.self_metrics import SelfMetrics, WalMetrics, make_registry
 from moetrace_collectors.series import SeriesBook
+from moetrace_collectors.sinks.background import BackgroundSink
 from moetrace_collectors.sinks.base import RetryPolicy
 from moetrace_collectors.sinks.clickhouse import ClickHouseSink
+from moetrace_collectors.sinks.embedded_insert import EMBEDDED_SETTINGS, EmbeddedInsert
 from moetrace_collectors.sinks.placement_ledger import LedgerSink
 from moetrace_collectors.sinks.prometheus import PrometheusSink
 from moetrace_collectors.stateless_joiner import StatelessJoiner
 from moetrace_collectors.store import open_client
 from moetrace_collectors.summary import layer_loads
 from moetrace_collectors.verdict.engine import VerdictEngine
-from moetrace_collectors.wal.log import Position, WalFullError, WalUnavailableError
 from moetrace_collectors.wal.recovery import recover
 from moetrace_collectors.worker import Clocks, Worker
-from moetrace_schemas.enums import RejectReason
 
 NS_PER_S = 1e9
 NS_PER_MS = 1_000_000
-RETRY_AFTER_S = 1
-UNAVAILABLE_RETRY_AFTER_S = 5
 GRPC_GRACE_S = 5.0
 
 logger = logging.getLogger(__name__)
-
-
-class RequestHandler:
-    """Decodes a request, queues it, makes it durable; behind both receivers, in their threads."""
-
-    def __init__(
-        self, *, intake: Intake, metrics: SelfMetrics, max_world_size: int, journal: Journal | None = None
-    ) -> None:
-        self._intake = intake
-        self._metrics = metrics
-        self._max_world_size = max_world_size
-        self._journal = journal
-
-    def take(self, request: ExportTraceServiceRequest, wire: Wire | None = None) -> Accepted:
-        """See TraceHandler."""
-        decoded = self._decode(request)
-        size = sum(size_bytes(step) for step in decoded.rank_steps)
-        size += sum(len(rejection.payload) for rejection in decoded.rejected)
-        size += sum(placement_bytes(report) for report in decoded.placements)
-        log = None if self._journal is None else _appender(self._journal, request, wire)
-        try:
-            receipt = self._intake.offer(
-                decoded.rank_steps,
-                decoded.rejected,
-                size_bytes=size,
-                log=log,
-                placements=decoded.placements,
-            )
-            if receipt is not None and receipt.position is not None and self._journal is not None:
-                self._journal.commit(receipt.position)
-        except WalFullError as error:
-            self._metrics.throttled.add()
-            raise OverloadedError(f"{error}: the store is behind", retry_after_s=RETRY_AFTER_S) from error
-        except WalUnavailableError as error:
-            self._metrics.unavailable.add()
-            raise NotDurableError(str(error), retry_after_s=UNAVAILABLE_RETRY_AFTER_S) from error
-        if receipt is None:
-            self._metrics.throttled.add()
-            raise OverloadedError("the collector's queue is full", retry_after_s=RETRY_AFTER_S)
-        self._metrics.foreign_spans.add(decoded.num_foreign_spans)
-        if not decoded.rejected:
-            return Accepted(rejected_spans=0, message="")
-        first = decoded.rejected[0]
-        return Accepted(
-            rejected_spans=len(decoded.rejected), message=f"first: {first.reason.value}: {first.detail}"
-        )
-
-    def refuse(self, reason: RejectReason, detail: str, payload: bytes) -> None:
-        """See TraceHandler."""
-        rejection = Rejection(reason=reason, detail=detail, payload=payload[:MAX_PAYLOAD_BYTES])
-        self._intake.offer((), (rejection,), size_bytes=len(rejection.payload))
-
-    def _decode(self, request: ExportTraceServiceRequest) -> Decoded:
-        try:
-            return decode(request, max_world_size=self._max_world_size)
-        except Exception as error:
-            # The per-message boundary: whatever a request holds, its sender gets an answer.
-            logger.exception("a request could not be decoded")
-            rejection = Rejection(
-                reason=RejectReason.MALFORMED_REQUEST,
-                detail=f"the decoder failed with {type(error).__name__}",
-                payload=request.SerializeToString()[:MAX_PAYLOAD_BYTES],
-            )
-            return Decoded(rank_steps=(), rejected=(rejection,), num_foreign_spans=0)
-
-
-def _appender(
-    journal: Journal, request: ExportTraceServiceRequest, wire: Wire | None
-) -> Callable[[int], Position]:
-    # Made before the queue's lock is taken: serialising can take long.
-    kept = wire if wire is not None else Wire(body=request.SerializeToString())
-    return lambda arrived_ns: journal.append(kept, arrived_ns=arrived_ns)
 
 
 class Pipeline:
@@ -170,8 +94,10 @@ class Pipeline:
         undo.callback(self._ownership.release)
         clocks = Clocks(monotonic_ns=time.monotonic_ns, unix_ns=time.time_ns, sleep=time.sleep)
         book = SeriesBook()
+        turn = threading.Lock()
         self._metrics = metrics = SelfMetrics(book)
         self._num_lost_rows = 0
+        self._lost_rows_lock = threading.Lock()
         journal = _journal(config, clocks, undo) if config.wal else None
         if journal is None:
             _warn_of_a_log_left_behind(config)
@@ -194,7 +120,11 @@ class Pipeline:
             on_refused=metrics.refused,
         )
         handler = RequestHandler(
-            intake=self._intake, metrics=metrics, max_world_size=config.max_world_size, journal=journal
+            intake=self._intake,
+            metrics=metrics,
+            max_world_size=config.max_world_size,
+            journal=journal,
+            turn=turn,
         )
         # Ports before the store: a taken port is known at once, an embedded store takes a second to open.
         self._grpc = (
@@ -249,7 +179,7 @@ class Pipeline:
             RunDirectory(path=config.directory).dead_letter_path, max_bytes=config.dead_letter_bytes
         )
         undo.callback(dead_letter.close)
-        self._clickhouse = ClickHouseSink(
+        clickhouse = ClickHouseSink(
             client,
             database=config.database,
             batch_bytes=config.batch_bytes,
@@ -257,9 +187,13 @@ class Pipeline:
             clock_ns=clocks.monotonic_ns,
             on_stored=metrics.rows_stored,
             on_lost=self._rows_lost,
+            insert_arrow=_embedded_insert(config, undo),
         )
+        # Of its own: calls on one client wait for each other, and a batch of rows takes long.
+        ledger_client = open_client(config.store)
+        undo.callback(ledger_client.close)
         ledger = LedgerSink(
-            client,
+            ledger_client,
             database=config.database,
             book=book,
             unix_ms=lambda: clocks.unix_ns() // NS_PER_MS,
@@ -282,7 +216,15 @@ class Pipeline:
             layer_loads=layer_loads,
             # Prometheus first: it cannot fail, and a store that is away must not delay it.
             # The ledger before the steps: a reader who sees an epoch's steps finds the epoch.
-            sinks=(PrometheusSink(book, series_budget=config.series_budget), ledger, self._clickhouse),
+            sinks=(PrometheusSink(book, series_budget=config.series_budget), ledger),
+            background_sinks=(
+                BackgroundSink(
+                    clickhouse,
+                    batch_bytes=config.batch_bytes,
+                    batch_interval_ns=int(config.batch_interval_s * NS_PER_S),
+                    clock_ns=clocks.monotonic_ns,
+                ),
+            ),
             placements=ledger.take_placement,
             epochs=Epochs(ledger.mapping),
             dead_letter=dead_letter,
@@ -292,6 +234,7 @@ class Pipeline:
             shutdown_timeout_s=config.shutdown_timeout_s,
             on_runs=self._note_runs,
             log=journal,
+            turn=turn,
         )
         if journal is not None:
             restore(journal, joiner, self._worker, metrics)
@@ -351,7 +294,8 @@ class Pipeline:
 
     def _rows_lost(self, table: str, num_rows: int) -> None:
         self._metrics.rows_lost(table, num_rows)
-        self._num_lost_rows += num_rows
+        with self._lost_rows_lock:
+            self._num_lost_rows += num_rows
 
 
 def _roll_ups(config: CollectorConfig, metrics: SelfMetrics, undo: ExitStack) -> RollUpThread | None:
@@ -435,11 +379,6 @@ def _tokens(config: CollectorConfig) -> TokenBook | None:
     )
 
 
-def placement_bytes(report: PlacementReport) -> int:
-    """Memory of a placement in the queue: a tuple's slot and a small integer per expert slot."""
-    return 16 * len(report.mapping.layers) * report.mapping.num_slots
-
-
 def _warn_of_conflict(report: PlacementReport) -> None:
     logger.warning(
         "run %s announces another mapping under placement version %d, which has one: give every mapping a "
@@ -447,6 +386,14 @@ def _warn_of_conflict(report: PlacementReport) -> None:
         report.run_id,
         report.version,
     )
+
+
+def _embedded_insert(config: CollectorConfig, undo: ExitStack) -> EmbeddedInsert | None:
+    if config.store.embedded_path is None:
+        return None
+    insert = EmbeddedInsert(config.store.embedded_path, database=config.database, settings=EMBEDDED_SETTINGS)
+    undo.callback(insert.close)
+    return insert
 
 
 def _query_runner(config: CollectorConfig, undo: ExitStack) -> QueryRunner:

@@ -4,8 +4,9 @@ Time in the join window is arrival time: a step is timed out against the arrival
 never against a clock that runs on while a backlog waits, so ranks whose data sits in the queue are not
 reported missing.
 
-With a write-ahead log the worker also says what need not be kept: once all sinks have written what they
-were given, everything but the open steps and what still waits is stored.
+With a write-ahead log the worker also says what need not be kept. It notes how things stand (what has
+closed, what is still open) with how much each sink had been given by then; once all sinks have written that
+much, all but what was open then is stored.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from moetrace_collectors.ledger.epochs import Epochs
 from moetrace_collectors.model import JoinedStep, LayerLoad, PlacementReport, RankStep, StepVerdict
 from moetrace_collectors.receipts import group_violations
 from moetrace_collectors.self_metrics import SelfMetrics
+from moetrace_collectors.sinks.background import BackgroundSink
 from moetrace_collectors.sinks.base import RetryPolicy, Sink, StepResult, flush_with_retry
 from moetrace_collectors.stateless_joiner import StatelessJoiner, Unjoined
 from moetrace_schemas.enums import Cause, ClosedBy, Evidence, RejectReason
@@ -61,13 +63,25 @@ class Clocks:
 class StoredLog(Protocol):
     """The write-ahead log, as the worker sees it."""
 
-    def mark_stored(
-        self, closed: bytes | None, *, before_segment: int, everything: Callable[[], bytes]
-    ) -> None:
+    def wants_everything(self, before_segment: int) -> bool:
+        """Whether `mark_stored` needs all closed steps."""
+
+    def mark_stored(self, closed: bytes | None, *, before_segment: int, everything: bytes | None) -> None:
         """Note closed steps that are stored, and let go of the segments before one."""
 
     def finish(self, everything: bytes) -> None:
         """All is stored: keep only the closed steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mark:
+    """What is stored once every sink has written what it had been given."""
+
+    num_taken: tuple[int, ...]
+    """By sink."""
+    closed: bytes | None
+    before_segment: int
+    everything: bytes | None
 
 
 class Worker:
@@ -90,6 +104,8 @@ class Worker:
         log: StoredLog | None = None,
         placements: Callable[[PlacementReport], None] | None = None,
         epochs: Epochs | None = None,
+        background_sinks: Sequence[BackgroundSink] = (),
+        turn: threading.Lock | None = None,
     ) -> None:
         """Take the stages.
 
@@ -108,15 +124,20 @@ class Worker:
             log: told what is stored; None without a write-ahead log.
             placements: told of each placement, before the steps that came with it are joined.
             epochs: numbers counts by logical experts; None leaves them as they came.
+            background_sinks: those that write in a thread of their own; they come after `sinks`.
+            turn: held while arrays are worked on, shared with `RequestHandler`, which says why.
         """
+        self._turn = turn or threading.Lock()
         self._log = log
+        self._mark: _Mark | None = None
         self._segment = 0
         self._is_log_behind = False
         self._intake = intake
         self._joiner = joiner
         self._judge = judge
         self._layer_loads = layer_loads
-        self._sinks = tuple(sinks)
+        self._background_sinks = tuple(background_sinks)
+        self._sinks: tuple[Sink, ...] = (*sinks, *background_sinks)
         self._dead_letter = dead_letter
         self._metrics = metrics
         self._clocks = clocks
@@ -140,8 +161,8 @@ class Worker:
         self._thread.start()
 
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
+        """Whether its threads run."""
+        return self._thread.is_alive() and all(sink.is_alive() for sink in self._background_sinks)
 
     @property
     def is_log_behind(self) -> bool:
@@ -159,18 +180,22 @@ class Worker:
 
     def run(self) -> None:
         """The thread's body."""
+        for background in self._background_sinks:
+            background.start(self._flush)
         self.note(EventKind.STARTED)
         while self.turn():
             if self._log is not None and self._is_out_of_time():
                 # What is in the log is safe there; in memory it would grow.
                 self._is_log_behind = True
+                for background in self._background_sinks:
+                    background.end()
                 return
         for joined in self._joiner.flush():
             self._closed(joined)
         self._intake.settle(0, self._joiner.counts)
         self.note(EventKind.STOPPED)
         for sink in self._sinks:
-            if self._flush(sink):
+            if sink.finish() if isinstance(sink, BackgroundSink) else self._flush(sink):
                 continue
             if self._log is not None:
                 self._is_log_behind = True
@@ -203,14 +228,19 @@ class Worker:
         return True
 
     def _mark_stored(self, log: StoredLog) -> None:
-        if any(sink.has_unwritten for sink in self._sinks):
-            return
-        oldest = self._joiner.oldest_mark
-        log.mark_stored(
-            self._joiner.take_closed(),
-            before_segment=self._segment if oldest is None else oldest,
-            everything=self._joiner.all_closed,
-        )
+        if self._mark is None:
+            oldest = self._joiner.oldest_mark
+            before_segment = self._segment if oldest is None else oldest
+            self._mark = _Mark(
+                num_taken=tuple(sink.num_taken for sink in self._sinks),
+                closed=self._joiner.take_closed(),
+                before_segment=before_segment,
+                everything=self._joiner.all_closed() if log.wants_everything(before_segment) else None,
+            )
+        mark = self._mark
+        if all(sink.num_written >= taken for sink, taken in zip(self._sinks, mark.num_taken, strict=True)):
+            self._mark = None
+            log.mark_stored(mark.closed, before_segment=mark.before_segment, everything=mark.everything)
 
     def _is_out_of_time(self) -> bool:
         return self._stopping.is_set() and self._clocks.monotonic_ns() >= self._deadline_ns
@@ -277,9 +307,10 @@ class Worker:
         try:
             if self._epochs is not None:
                 joined = self._epochs.logical(joined)
-            verdict = self._judge.judge(joined)
-            loads = self._layer_loads(joined)
-            violations = group_violations(joined)
+            with self._turn:
+                verdict = self._judge.judge(joined)
+                loads = self._layer_loads(joined)
+                violations = group_violations(joined)
         except Exception as error:
             # Also a per-message boundary: without a verdict the step's rows are still worth keeping.
             logger.exception("no verdict for run %s, step %d", joined.run_id, joined.step)
@@ -295,8 +326,10 @@ class Worker:
             if not joined.missing_ranks:
                 detail = "no rank is missing; the run's steps before had more microbatches"
             self._event(EventKind.PARTIAL, joined.closed_by.value, joined.run_id, joined.step, None, detail)
-        for sink in self._sinks:
-            sink.take_step(StepResult(joined=joined, verdict=verdict, loads=loads, violations=violations))
+        result = StepResult(joined=joined, verdict=verdict, loads=loads, violations=violations)
+        with self._turn:
+            for sink in self._sinks:
+                sink.take_step(result)
 
     def _rejected(self, rejection: Rejection) -> None:
         now_ms = self._clocks.unix_ns() // NS_PER_MS

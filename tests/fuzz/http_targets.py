@@ -20,7 +20,6 @@ from moetrace_collectors.access.gate import AccessGate
 from moetrace_collectors.access.rate_limit import RateLimiter
 from moetrace_collectors.access.tokens import TokenBook
 from moetrace_collectors.intake import Intake
-from moetrace_collectors.pipeline import RequestHandler
 from moetrace_collectors.read_only_query import (
     EmbeddedQueryRunner,
     Query,
@@ -29,6 +28,7 @@ from moetrace_collectors.read_only_query import (
     check_name_and_guard,
 )
 from moetrace_collectors.receivers import otlp_http, pages
+from moetrace_collectors.request_handler import RequestHandler
 from moetrace_collectors.self_metrics import SelfMetrics
 from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.store import embedded_dsn, open_client, parse_store

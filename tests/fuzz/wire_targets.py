@@ -15,9 +15,9 @@ from fuzz.mutation import INTERESTING_INTEGERS, ODD_VALUES
 from moetrace_collectors.decode import decode
 from moetrace_collectors.decode_columns import decode_experts, decode_phases, decode_traffic
 from moetrace_collectors.intake import Intake
-from moetrace_collectors.pipeline import RequestHandler
 from moetrace_collectors.receivers.handler import OverloadedError
 from moetrace_collectors.receivers.otlp_body import JSON, PROTOBUF, BodyError, decompress, parse
+from moetrace_collectors.request_handler import RequestHandler
 from moetrace_collectors.self_metrics import SelfMetrics
 from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.testing import SyntheticRun, request

@@ -63,10 +63,17 @@ def check_budget(body: bytes, *, max_spans: int, max_messages: int = MAX_MESSAGE
         kind, position, end = open_messages.pop()
         children = _CHILDREN[kind]
         while position < end:
-            tag, position = _varint(body, position, end)
+            # Numbers of one byte, nearly all of them, are read in place: this loop is a tenth of a request.
+            if (tag := body[position]) < 0x80:
+                position += 1
+            else:
+                tag, position = _varint(body, position, end)
             wire_type = tag & 7
             if wire_type == 2:
-                length, position = _varint(body, position, end)
+                if position < end and (length := body[position]) < 0x80:
+                    position += 1
+                else:
+                    length, position = _varint(body, position, end)
                 start, position = position, position + length
                 if position > end:
                     raise WireError("a field is longer than its message")

@@ -1,7 +1,7 @@
 """What a sink takes, and how a failed write is tried again.
 
-A sink buffers what it is given and writes when told to. It belongs to the worker thread: while a write
-is being retried nothing new is joined, the queue before the worker fills, and senders are told to come
+A sink buffers what it is given and writes when told to, in one thread. While a write is being retried
+nothing new comes after what is buffered, the queue before the worker fills, and senders are told to come
 back. That is the only back-pressure there is, and it needs no further queue.
 """
 
@@ -39,8 +39,12 @@ class Sink(Protocol):
         """Joined steps taken and not yet written."""
 
     @property
-    def has_unwritten(self) -> bool:
-        """Whether anything that it was given is not written yet, rows of steps and events alike."""
+    def num_taken(self) -> int:
+        """Records that it has been given so far: steps, rank steps and events alike."""
+
+    @property
+    def num_written(self) -> int:
+        """How many of those, in the order given, are written, finally refused, or need no writing."""
 
     def take_step(self, result: StepResult) -> None:
         """A step has closed."""

@@ -76,6 +76,7 @@ class ClickHouseSink:
         on_stored: Callable[[str, int], None],
         on_lost: Callable[[str, int], None],
         unix_ns: Callable[[], int] = time.time_ns,
+        insert_arrow: Callable[[str, Any], None] | None = None,
     ) -> None:
         """Take a client of a migrated store.
 
@@ -89,6 +90,8 @@ class ClickHouseSink:
             on_lost: told (table, rows) of rows that the store refuses for good, and of events that
                 were dropped because the store has been away.
             unix_ns: clock that says when rows were written.
+            insert_arrow: inserts (table, Arrow table) a faster way than the client, with the client's errors
+                and `INSERT_SETTINGS`; None for the client's own.
         """
         from clickhouse_connect.driver import exceptions
 
@@ -99,6 +102,7 @@ class ClickHouseSink:
             exceptions.NotSupportedError,
         )
         self._client = client
+        self._insert_arrow = insert_arrow or self._insert_through_client
         self._database = database
         self._batch_bytes = batch_bytes
         self._batch_interval_ns = batch_interval_ns
@@ -115,6 +119,7 @@ class ClickHouseSink:
         self._pieces: deque[Callable[[], Tables]] = deque()
         self._unwritten: list[TableColumns | TableRows] = []
         self._num_unwritten_steps = 0
+        self._num_taken = self._num_planned = self._num_written = 0
 
     @property
     def num_waiting_steps(self) -> int:
@@ -122,9 +127,14 @@ class ClickHouseSink:
         return len(self._results) + self._num_unwritten_steps
 
     @property
-    def has_unwritten(self) -> bool:
+    def num_taken(self) -> int:
         """See Sink."""
-        return bool(self._results or self._late or self._unjoined or self._events or self._unfinished)
+        return self._num_taken
+
+    @property
+    def num_written(self) -> int:
+        """See Sink."""
+        return self._num_written
 
     @property
     def _unfinished(self) -> bool:
@@ -172,7 +182,7 @@ class ClickHouseSink:
             while self._unwritten:
                 self._insert(self._unwritten[0])
                 self._unwritten.pop(0)
-        self._num_unwritten_steps = 0
+        self._all_planned_is_written()
 
     def abandon(self) -> None:
         """See Sink."""
@@ -183,15 +193,19 @@ class ClickHouseSink:
             self._unwritten = []
             if self._pieces:
                 self._render_next()
-        self._num_unwritten_steps = 0
+        self._all_planned_is_written()
 
     def close(self) -> None:
         """See Sink."""
         self._client.close()
 
     def _touch(self) -> None:
+        self._num_taken += 1
         if self._oldest_ns is None:
             self._oldest_ns = self._clock_ns()
+
+    def _all_planned_is_written(self) -> None:
+        self._num_written, self._num_unwritten_steps = self._num_planned, 0
 
     def _take_buffer(self) -> None:
         """Plan the rows of what is buffered; verdicts go last, when all that they rest on is there."""
@@ -203,6 +217,7 @@ class ClickHouseSink:
         results, events = self._results, self._events
         self._pieces.append(lambda: (*verdict_rows(results), event_rows(events)))
         self._num_unwritten_steps += len(results)
+        self._num_planned = self._num_taken
         self._results, self._late, self._unjoined, self._events = [], [], [], []
         self._buffered_bytes = 0
         self._oldest_ns = None
@@ -213,9 +228,7 @@ class ClickHouseSink:
     def _insert(self, rows: TableColumns | TableRows) -> None:
         try:
             if isinstance(rows, TableColumns):
-                self._client.insert_arrow(
-                    rows.table, rows.arrow, database=self._database, settings=INSERT_SETTINGS
-                )
+                self._insert_arrow(rows.table, rows.arrow)
             else:
                 self._client.insert(
                     rows.table,
@@ -233,6 +246,9 @@ class ClickHouseSink:
                 self._on_lost(rows.table, len(rows))
             raise SinkError(f"{rows.table}: {first_line(error)}", retryable=retryable) from error
         self._on_stored(rows.table, len(rows))
+
+    def _insert_through_client(self, table: str, arrow: Any) -> None:
+        self._client.insert_arrow(table, arrow, database=self._database, settings=INSERT_SETTINGS)
 
     def _is_retryable(self, error: Exception) -> bool:
         if isinstance(error, OSError):

@@ -89,6 +89,7 @@ class LedgerSink:
         self._on_lost = on_lost
         self._judge = ChangeJudge()
         self._waiting: deque[PlacementReport | EpochStart | Judged] = deque()
+        self._num_taken = 0
         self._epochs: OrderedDict[str, tuple[int, int]] = OrderedDict()
         """Run -> (version, first step) of the epoch that was seen last."""
         self._rows = book.counter(metrics.PLACEMENT_ROWS_TOTAL)
@@ -100,9 +101,14 @@ class LedgerSink:
         self._received = book.counter(metrics.COLLECTOR_PLACEMENTS_TOTAL)
 
     @property
-    def has_unwritten(self) -> bool:
+    def num_taken(self) -> int:
         """See Sink."""
-        return bool(self._waiting)
+        return self._num_taken
+
+    @property
+    def num_written(self) -> int:
+        """See Sink."""
+        return self._num_taken - len(self._waiting)
 
     def take_placement(self, report: PlacementReport) -> None:
         """A mapping was announced or proposed, or a change was judged by someone else."""
@@ -193,6 +199,7 @@ class LedgerSink:
 
     def _wait(self, what: PlacementReport | EpochStart | Judged) -> None:
         self._waiting.append(what)
+        self._num_taken += 1
         if len(self._waiting) > MAX_WAITING:
             self._lose()
 

@@ -53,7 +53,8 @@ class PrometheusSink:
 
     name = "prometheus"
     num_waiting_steps = 0
-    has_unwritten = False
+    num_taken = num_written = 0
+    """Nothing of it needs writing."""
 
     def __init__(self, book: SeriesBook, *, series_budget: int) -> None:
         """Make the domain metrics in `book`.

@@ -17,11 +17,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceS
 
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.intake import Intake
-from moetrace_collectors.pipeline import RequestHandler
 from moetrace_collectors.receivers.handler import Accepted, OverloadedError, Wire
 from moetrace_collectors.receivers.http_server import HttpServer
 from moetrace_collectors.receivers.otlp_grpc import OtlpGrpcReceiver
 from moetrace_collectors.receivers.otlp_http import OtlpHttpReceiver
+from moetrace_collectors.request_handler import RequestHandler
 from moetrace_collectors.self_metrics import SelfMetrics
 from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.testing import SyntheticRun, request

@@ -54,7 +54,8 @@ class FakeSink:
     flushes: int = 0
     abandoned: bool = False
     num_waiting_steps: int = 0
-    has_unwritten: bool = True
+    num_taken: int = 1
+    num_written: int = 0
 
     def take_step(self, result: StepResult) -> None:
         """Keep."""

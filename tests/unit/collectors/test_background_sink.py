@@ -1,0 +1,219 @@
+"""A sink in a thread of its own: order, bounds, failures, the end; the test holds the thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from moetrace_collectors.events import CollectorEvent, EventKind
+from moetrace_collectors.joiner import size_bytes
+from moetrace_collectors.model import RankStep
+from moetrace_collectors.sinks.background import BackgroundSink
+from moetrace_collectors.sinks.base import Sink, StepResult
+from moetrace_collectors.testing import SyntheticRun
+
+RUN = SyntheticRun(run_id="r", world_size=2, num_layers=1)
+BATCH_BYTES = 10_000
+DEADLINE_S = 30.0
+
+
+class Store:
+    """The sink within: writes what it was given once the test lets it."""
+
+    name = "store"
+    num_waiting_steps = num_taken = num_written = 0
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.abandoned: list[str] = []
+        self._given: list[str] = []
+        self.may_write = threading.Semaphore(0)
+        self.began = threading.Semaphore(0)
+        self.works = True
+
+    def take_step(self, result: StepResult) -> None:
+        """Keep."""
+        raise AssertionError("no steps here")
+
+    def take_unjoined(self, rank_step: RankStep) -> None:
+        """Keep."""
+        self._given.append(f"unjoined {rank_step.step}")
+
+    def take_late(self, rank_step: RankStep) -> None:
+        """Keep."""
+        self._given.append(f"late {rank_step.step}")
+
+    def take_event(self, event: CollectorEvent) -> None:
+        """Keep."""
+        self._given.append(event.detail)
+
+    def is_due(self, now_ns: int) -> bool:
+        """Not asked."""
+        raise AssertionError
+
+    def flush(self) -> None:
+        """Write, once the test says so."""
+        self.began.release()
+        assert self.may_write.acquire(timeout=DEADLINE_S)
+        self.batches.append(self._given)
+        self._given = []
+
+    def abandon(self) -> None:
+        """Remember."""
+        self.abandoned += self._given
+
+    def close(self) -> None:
+        """Nothing."""
+
+    def write(self, sink: Sink) -> bool:
+        """As the worker writes."""
+        sink.flush()
+        return self.works
+
+
+class Clock:
+    """Time that the test moves."""
+
+    now_ns = 0
+
+    def __call__(self) -> int:
+        """Now."""
+        return self.now_ns
+
+
+@pytest.fixture
+def store() -> Store:
+    """Where rows go."""
+    return Store()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Monotonic time."""
+    return Clock()
+
+
+@pytest.fixture
+def sink(store: Store, clock: Clock) -> Iterator[BackgroundSink]:
+    """The sink under test, ended afterwards."""
+    sink = BackgroundSink(store, batch_bytes=BATCH_BYTES, batch_interval_ns=1_000, clock_ns=clock)
+    sink.start(store.write)
+    yield sink
+    for _ in range(10):
+        store.may_write.release()
+    sink.end()
+
+
+def rank_step(step: int) -> RankStep:
+    """One rank step."""
+    return RUN.step(step)[0]
+
+
+def event(detail: str) -> CollectorEvent:
+    """One event."""
+    return CollectorEvent(
+        time_unix_ms=0, kind=EventKind.LATE, reason="", run_id="r", step=None, rank=None, detail=detail
+    )
+
+
+def await_written(sink: BackgroundSink, number: int) -> None:
+    """Return once so many records are written."""
+    for _ in range(int(DEADLINE_S * 100)):
+        if sink.num_written >= number:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(f"{sink.num_written} of {number} were written")
+
+
+def test_records_arrive_in_the_order_they_were_given(sink: BackgroundSink, store: Store) -> None:
+    """Across kinds and batches; nothing is written before the thread has the batch."""
+    sink.take_unjoined(rank_step(1))
+    sink.take_event(event("first"))
+    assert (sink.num_taken, sink.num_written) == (2, 0)
+    sink.flush()
+    assert store.began.acquire(timeout=DEADLINE_S)
+    sink.take_late(rank_step(2))
+    sink.take_event(event("second"))
+    store.may_write.release()
+    await_written(sink, 2)
+    assert sink.num_taken == 4
+    sink.flush()
+    store.may_write.release()
+    await_written(sink, 4)
+    assert store.batches == [["unjoined 1", "first"], ["late 2", "second"]]
+
+
+def test_only_a_full_batch_is_due_while_another_is_written(
+    sink: BackgroundSink, store: Store, clock: Clock
+) -> None:
+    """What is merely old waits for the thread; what is full makes the worker wait."""
+    sink.take_event(event("first"))
+    assert not sink.is_due(clock.now_ns)
+    clock.now_ns += 1_000
+    assert sink.is_due(clock.now_ns)
+    sink.flush()
+    assert store.began.acquire(timeout=DEADLINE_S)
+    sink.take_event(event("second"))
+    clock.now_ns += 1_000
+    assert not sink.is_due(clock.now_ns)
+    step, number = rank_step(1), 0
+    while number * size_bytes(step) < BATCH_BYTES:
+        sink.take_unjoined(step)
+        number += 1
+    assert sink.is_due(clock.now_ns)
+    waiter = threading.Thread(target=sink.flush)
+    waiter.start()
+    waiter.join(0.2)
+    assert waiter.is_alive(), "a third batch would be in memory"
+    store.may_write.release()
+    waiter.join(DEADLINE_S)
+    assert not waiter.is_alive()
+    store.may_write.release()
+    await_written(sink, sink.num_taken)
+    assert [len(batch) for batch in store.batches] == [1, 1 + number]
+
+
+def test_finish_writes_everything(sink: BackgroundSink, store: Store) -> None:
+    """The batch in the thread and the buffer."""
+    sink.take_event(event("first"))
+    sink.flush()
+    sink.take_event(event("second"))
+    store.may_write.release()
+    store.may_write.release()
+    assert sink.finish()
+    assert store.batches == [["first"], ["second"]]
+    assert not sink.is_alive()
+
+
+def test_what_is_given_up_is_not_counted_as_written(sink: BackgroundSink, store: Store) -> None:
+    """A store that stays away until the stop is out of time: the log, or `abandon`, accounts for the rest."""
+    store.works = False
+    sink.take_event(event("first"))
+    sink.flush()
+    store.may_write.release()
+    sink.take_event(event("second"))
+    assert not sink.finish()
+    assert sink.num_written == 0
+    sink.abandon()
+    assert store.abandoned == ["second"], "the first left with the failed write of this fake"
+
+
+def test_a_fault_in_the_thread_reaches_the_worker(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would otherwise buffer for ever and say that it is well."""
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
+    def fail(_: Sink) -> bool:
+        raise ZeroDivisionError
+
+    sink = BackgroundSink(store, batch_bytes=BATCH_BYTES, batch_interval_ns=1_000, clock_ns=clock)
+    sink.start(fail)
+    sink.take_event(event("first"))
+    sink.flush()
+    sink.take_event(event("second"))
+    with pytest.raises(RuntimeError, match="store has ended"):
+        sink.flush()
+    assert not sink.is_alive()
