@@ -1,8 +1,8 @@
 """What roll-ups by minute cost: summed as rows are written (materialized views), or beside the inserts.
 
 The same Arrow tables go, in turn, into a database with the materialized views that earlier versions had and
-into one of today, again and again; times are the best of the rounds, per row. In a third one, which has each row
-once, the minutes are rolled up as a collector's thread does, and read as the heat map reads them.
+into one of today, again and again; times are the best of the rounds, per row. In a third one, which has each
+row once, the minutes are rolled up as a collector's thread does, and read as the heat map reads them.
 
     python benchmarks/roll_ups.py [--ranks 64] [--layers 61] [--steps 8] [--rounds 5] [--write]
 """

@@ -26,7 +26,7 @@ def upgrades() -> dict[str, dict[str, Any]]:
         env=env,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr
