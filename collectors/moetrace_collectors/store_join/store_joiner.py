@@ -30,7 +30,7 @@ HOUR_MS = 3_600_000
 LONGEST_WAIT_S = 30.0
 """Between two turns while the store is away."""
 RECENT_MS = 900_000
-"""How far back rows are looked for after the first turn, beside the timeout, ms."""
+"""How far back from the last turn rows are looked for, beside the timeout, ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +73,9 @@ class StoreJoiner:
         self._engine = VerdictEngine()
         self._done: set[tuple[str, int]] = set()
         self._remembers = False
+        self._looked_ms = 0
+        self._turned_ms: int | None = None
+        """The store's time at the last turn that came to its end."""
 
     def turn(self) -> int:
         """Judge and write every step that has closed since the last turn; how many there were.
@@ -97,14 +100,17 @@ class StoreJoiner:
         for batch in _batches(waiting):
             self._unwritten = self._judge(batch)
             num_written += self._write()
+        self._turned_ms = self._looked_ms
         return num_written
 
     def _closed(self) -> list[ClosedStep]:
         now_ms = int(self._client.query(queries.NOW).result_rows[0][0])
         timeout_ms = int(self._settings.timeout_s * 1_000)
         look_back_ms = int(self._settings.look_back_hours * HOUR_MS) or now_ms
-        if self._remembers:
-            look_back_ms = min(look_back_ms, RECENT_MS + 2 * timeout_ms)
+        if self._turned_ms is not None:
+            # Not from now: the store may have been away from here, and not from those who wrote.
+            look_back_ms = min(look_back_ms, now_ms - self._turned_ms + RECENT_MS + 2 * timeout_ms)
+        self._looked_ms = now_ms
         rows = self._rows(queries.STEPS, {"since_ms": now_ms - look_back_ms, "run": self._settings.run_id})
         closed = closed_steps(rows, now_ms=now_ms, timeout_ms=timeout_ms)
         # What is looked for no more needs no remembering.
