@@ -53,8 +53,8 @@ class Config:
     """PEM file of its key; empty where the certificate's file holds it."""
     sample: str = "1/1"
     """`1/N`: one step in N, by hash of run and step, the same steps on all ranks. `0` samples nothing."""
-    forward_mode: ForwardMode = ForwardMode.TRAIN
-    """Forward mode of steps that do not say one."""
+    forward_mode: ForwardMode | str = ""
+    """Forward mode of steps that do not say one; empty: as the engine, or the model's own call, shows it."""
     model_name: str = ""
     """Model name; empty: the class name of the instrumented model."""
     model_version: str = ""
@@ -230,13 +230,13 @@ def _parse_text(label: str, name: str, text: str) -> object:
     try:
         if isinstance(default, bool):
             return _BOOLEANS[text.strip().lower()]
-        if isinstance(default, ForwardMode):
-            return ForwardMode(text.strip().lower())
+        if name == "forward_mode":
+            return ForwardMode(text.strip().lower()) if text.strip() else ""
         if isinstance(default, tuple):
             return tuple(filter(None, (part.strip() for part in text.split(","))))
         return type(default)(text)
     except (ValueError, KeyError):
-        if isinstance(default, ForwardMode):
+        if name == "forward_mode":
             allowed = "one of " + ", ".join(ForwardMode)
         elif isinstance(default, bool):
             allowed = "true or false"

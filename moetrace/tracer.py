@@ -30,6 +30,7 @@ from moetrace.instrument.patches import Patches
 from moetrace.instrument.phases import PhaseScope, phase_site
 from moetrace.instrument.recorders import key_of
 from moetrace.instrument.silent_sites import CoverageWatch, PlacedSite
+from moetrace.instrument.step_kind import StepKind, is_due
 from moetrace.instrument.steps import StepScope
 from moetrace.instrument.wrap import TorchState, graphs_compiled
 from moetrace.record.buffer import BufferPool, StepBuffer
@@ -73,6 +74,7 @@ class Tracer:
         self.buffer: StepBuffer | None = None
         self.metrics = SelfMetrics()
         self.guard = Guard()
+        self.kind = StepKind(config)
         self.sites = SiteTable()
         self.count_sites: list[CountSite] = []
         self.device: Any = None
@@ -92,7 +94,6 @@ class Tracer:
         self._scope: object | None = None
         self._placement_version = 0
         self._phase_sites: dict[tuple[str, int | None], tuple[int, TorchState, int]] = {}
-        self.marks_in_graphs = config.compiled
         self._graph_key = key_of(self)
         self._graph_patches = Patches()
         self._installer = Installer(self)
@@ -265,7 +266,7 @@ class Tracer:
 
         Args:
             step: step number, the same on all ranks; without it, the one after the last.
-            forward_mode: train, prefill, decode or mixed; default as configured.
+            forward_mode: train, prefill, decode or mixed; default as configured, or as the model shows it.
             microbatch: index where a step is recorded in several spans.
             cohort: traffic cohort; only those of the allow-list are kept.
             warmup: marks the step as warm-up; default: by `warmup_steps`.
@@ -295,6 +296,7 @@ class Tracer:
         begun = self._steps_begun
         self._steps_begun = begun + 1
         self._scope = scope
+        dummy = self.kind.is_dummy(dummy)
         if self.buffer is not None:
             self._drop_open(DropReason.STEP_ABORTED)
         number = self._next_step if step is None else operator.index(step)
@@ -313,12 +315,14 @@ class Tracer:
         try:
             if not 0 <= microbatch <= _HIGHEST_MICROBATCH:
                 raise ValueError(f"microbatch={microbatch}: 0 to {_HIGHEST_MICROBATCH} expected")
+            mode, told = self.kind.mode(forward_mode)
             buffer.begin(
                 number,
                 microbatch=microbatch,
-                forward_mode=self.config.forward_mode if forward_mode is None else ForwardMode(forward_mode),
+                forward_mode=mode,
+                mode_told=told,
                 cohort=cohort if cohort in self.config.cohorts else "",
-                warmup=begun < self.config.warmup_steps if warmup is None else bool(warmup),
+                warmup=self.kind.is_warmup(warmup, begun),
                 placement_version=self._placement_version,
                 start_unix_ns=time.time_ns(),
                 expected_sites=self._expected_sites,
@@ -326,9 +330,9 @@ class Tracer:
             buffer.counter = self._counters[buffer.number] if self._counters else None
             if buffer.counter is not None:
                 recorded = self.metrics.steps_sampled - 1
-                sampled = _is_due(self.config.coactivation_steps, recorded) and not dummy
+                sampled = is_due(self.config.coactivation_steps, recorded) and not dummy
                 buffer.counter.begin(
-                    checking=_is_due(self.config.check_steps, recorded),
+                    checking=is_due(self.config.check_steps, recorded),
                     dummy=dummy,
                     coactivation=self._coactivation.take() if sampled and self._coactivation else None,
                 )
@@ -481,11 +485,6 @@ class Tracer:
         """A forked child has no drain thread: it records nothing, and its model runs on untouched."""
         self.buffer = None
         self.closed = True
-
-
-def _is_due(period: int, recorded: int) -> bool:
-    """Whether something that is done in the first recorded step and then in every n-th is done now."""
-    return period > 0 and recorded % period == 0
 
 
 _alive: weakref.WeakSet[Tracer] = weakref.WeakSet()

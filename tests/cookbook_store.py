@@ -2,8 +2,8 @@
 
 8 ranks on two nodes, decode, 3 MoE layers, 16 experts of which expert 5 is hot and expert 15 dead. Rank 7 is
 slow in `expert_gemm` of layer 1 in every step from 20 on. Placement epoch 2 begins with step 40. Rank 3 is
-missing from steps 50 to 52 and late in step 53. Each rank drops 4 pairs per layer and step. Kernels of
-dispatch wait long for rank 7 on every rank.
+missing from steps 50 to 52 and late in step 53. Each rank drops 4 pairs per layer and step. Exchange kernels
+wait 100 cycles for each rank of each, and 900 more for rank 7.
 """
 
 from __future__ import annotations
@@ -21,15 +21,7 @@ from moetrace_collectors.simulate import Injection, Noise, SimulatedRun, simulat
 from moetrace_collectors.sinks.base import StepResult
 from moetrace_collectors.summary import layer_loads
 from moetrace_collectors.verdict.engine import VerdictEngine
-from moetrace_schemas.enums import (
-    COUNT_KIND_CODE,
-    PHASE_CODE,
-    Cause,
-    ClosedBy,
-    CountKind,
-    ForwardMode,
-    Phase,
-)
+from moetrace_schemas.enums import COUNT_KIND_CODE, PHASE_CODE, Cause, ClosedBy, CountKind, ForwardMode, Phase
 from store_sink import roll_up, sink_into
 
 POPULARITY = np.array([1.0] * 5 + [4.0] + [1.0] * 9 + [0.0])
@@ -50,6 +42,7 @@ RUN = SimulatedRun(
 MISSING = {50: True, 51: True, 52: True, 53: False}
 """Steps without rank 3, and whether it never came."""
 DROPPED = 4
+WAITED = np.array([100] * 7 + [1000])
 
 
 def bent(rank_step: RankStep) -> RankStep:
@@ -66,7 +59,9 @@ def bent(rank_step: RankStep) -> RankStep:
         model_name="tiny-moe",
         model_version="v3",
         experts=rank_step.experts + dropped,
-        waits=(WaitCycles(phase=PHASE_CODE[Phase.DISPATCH], cycles=np.array([10] * 7 + [90])),),
+        waits=tuple(
+            WaitCycles(phase=PHASE_CODE[phase], cycles=WAITED) for phase in (Phase.DISPATCH, Phase.COMBINE)
+        ),
     )
 
 

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from moetrace.record.sites import Role
-from moetrace_schemas.enums import CountKind, Phase
+from moetrace_schemas.enums import CountKind, ForwardMode, Phase
 
 
 class Call(Enum):
@@ -24,6 +24,8 @@ class Call(Enum):
     """The wait for one that returned a tensor."""
     WAIT_WORK = "wait_work"
     """The wait for one that returned a Work object."""
+    WAIT_EVENT = "wait_event"
+    """The wait for one that returned an event (DeepEP)."""
     RECEIVE = "receive"
     """A collective that may return an event to wait for, or a hook that receives (DeepEP)."""
     COUNT = "count"
@@ -36,8 +38,11 @@ class RouteCounter(Protocol):
     checking: bool
     """Whether routing is checked in this step; else `add_executed` and `check_weights` need not be called."""
 
-    def add(self, index: int, expert_ids: Any) -> None:
-        """Integer tensor [.., K] of expert ids."""
+    def add(self, index: int, expert_ids: Any, padding: Any | None = None) -> None:
+        """Integer tensor [.., K] of expert ids.
+
+        `padding`: a tensor [T], true for rows that are no tokens, where the framework says it by call.
+        """
         ...
 
     def add_mask(self, index: int, mask: Any, pairs: int) -> None:
@@ -145,6 +150,10 @@ class LayerMatch:
     counted: bool = True
     weight_sums: tuple[float, ...] = ()
     """What the routing weights of a token add up to, where the model says so; one of several."""
+    num_physical: int = 0
+    """Slots of all ranks where experts are replicated; 0 where they are not."""
+    received_logical: bool = False
+    """Rows received are told by logical expert, and not by those that this rank holds in order."""
     slots: int = 0
     """Most experts that a router which shows a mask gives a token; 0 where that is not known."""
     sentinels: bool = False
@@ -159,12 +168,38 @@ class LayerMatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """What an engine's call says of the forward that it runs."""
+
+    forward_mode: ForwardMode | None = None
+    """None where it does not say."""
+    dummy: bool = False
+    """A batch of no request."""
+    warmup: bool = False
+    """To measure, to tune or to capture, before there are requests."""
+    is_step: bool = True
+    """The call is one step; False for one that runs several forwards, or maybe none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCall:
+    """A method of a serving engine that runs forwards of a model."""
+
+    owner: Any
+    attribute: str
+    read: Callable[[tuple[Any, ...], dict[str, Any]], StepFacts | None]
+    """Reads positional and keyword arguments of a call; None where they say nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMatch:
     """What an adapter found in a model."""
 
     layers: tuple[LayerMatch, ...]
     skipped: tuple[tuple[str, str], ...] = field(default=())
     """(module path, why it was left alone)."""
+    engine_calls: tuple[EngineCall, ...] = ()
+    """Calls around the model's own, which say what a step is for."""
 
 
 class Adapter(Protocol):

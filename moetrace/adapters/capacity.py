@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from moetrace.adapters.base import RouteCounter
+from moetrace.adapters.base import RouteCounter, traceable
 
 
+@traceable
 def count_admitted(
     counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:
@@ -22,6 +23,7 @@ def count_admitted(
         counter.add_counts(index, admitted, pairs)
 
 
+@traceable
 def count_dropped(
     counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:
@@ -35,7 +37,8 @@ def count_dropped(
 
 def _admitted(result: Any) -> tuple[Any, int]:
     """Admitted pairs per expert [E], and pairs in all."""
-    experts = next((item for item in result if isinstance(item, int)), None)
+    numbers = [item for item in result if isinstance(item, int)]
+    experts = numbers[0] if numbers else None
     for item in result:
         if not hasattr(item, "dim"):
             continue

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from moetrace.adapters.base import LayerMatch, ModelMatch, RouteCounter, Target, layer_numbers
+from moetrace.adapters.base import LayerMatch, ModelMatch, RouteCounter, Target, layer_numbers, traceable
 from moetrace.adapters.groups import expert_parallel
 from moetrace.adapters.routes import RouteReader
 from moetrace.adapters.targets import count, experts_call, layer_forward, phase
@@ -69,7 +69,7 @@ def _layer(path: str, module: Any, owner: Any, layer: int) -> LayerMatch:
         num_local = max(num_experts // parallel.size, 1)
         phases |= {Phase.DISPATCH, Phase.COMBINE}
         if num_local * parallel.size == num_experts:
-            look = partial(_count_received, num_local)
+            look = traceable(partial(_count_received, num_local))
             targets.append(count(owner, "permute_and_compute", layer, compute, look, CountKind.RECEIVED))
         else:
             notes.append("ranks share experts: rows received are not counted")

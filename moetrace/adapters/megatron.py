@@ -21,6 +21,7 @@ from moetrace.adapters.base import (
     RouteCounter,
     Target,
     layer_numbers,
+    traceable,
 )
 from moetrace.adapters.groups import expert_parallel
 from moetrace.adapters.targets import count, exchange, experts_call, layer_forward, phase
@@ -93,7 +94,9 @@ def _layer(path: str, module: Any, layer: int) -> LayerMatch:
     targets = [
         layer_forward(module, layer, f"{here}forward"),
         phase(module.router, "forward", layer, f"{here}router.forward", Phase.ROUTER),
-        count(module.router, "forward", layer, f"{here}router.forward", partial(_count_map, top_k)),
+        count(
+            module.router, "forward", layer, f"{here}router.forward", traceable(partial(_count_map, top_k))
+        ),
     ]
     for name, dispatcher in dispatchers.items():
         for method, kind in METHODS:
@@ -166,6 +169,7 @@ def _count_map(
     counter.add_mask(index, chosen, int(chosen.shape[0]) * top_k)
 
 
+@traceable
 def _count_received(
     counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:

@@ -16,6 +16,7 @@ from moetrace.adapters.base import (
     RouteCounter,
     Target,
     layer_numbers,
+    traceable,
 )
 from moetrace.adapters.groups import expert_parallel
 from moetrace.adapters.routes import RouteReader
@@ -104,6 +105,7 @@ def _parallel_targets(experts: Any, layer: int, name: str) -> list[Target]:
     ]
 
 
+@traceable
 def _count_received(
     counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:

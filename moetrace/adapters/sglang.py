@@ -2,11 +2,13 @@
 
 Dispatchers that split each exchange in two (issue, then receive) are wrapped in both halves, since
 two-batch overlap calls the halves and not `dispatch` and `combine`; what is a barrier is the receiving
-half. Where top-k is left to the kernel (bypassed), nothing is counted.
+half. Where top-k is left to the kernel (bypassed), nothing is counted. With experts that are replicated or
+moved the ids in a top-k output are physical: they are counted as such, and by the engine's map as logical.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from moetrace.adapters.base import (
@@ -17,6 +19,7 @@ from moetrace.adapters.base import (
     Target,
     layer_numbers,
 )
+from moetrace.adapters.sglang_engine import engine_calls, locations, logical_ids
 from moetrace.adapters.targets import count, experts_call, layer_forward, phase
 from moetrace_schemas.enums import CountKind, Phase
 
@@ -54,7 +57,7 @@ class SGLangAdapter:
         if len(set(numbers)) != len(found):
             numbers = layer_numbers([path for path, *_ in found])
         layers = (_layer(*each, number) for each, number in zip(found, numbers, strict=True))
-        return ModelMatch(layers=tuple(layers))
+        return ModelMatch(layers=tuple(layers), engine_calls=engine_calls() if found else ())
 
 
 def _layer(path: str, experts: Any, around: Any, layer: int) -> LayerMatch:
@@ -63,7 +66,7 @@ def _layer(path: str, experts: Any, around: Any, layer: int) -> LayerMatch:
     is_block = top_k is not None
     here = f"{path}." if path else ""
     above = f"{path.rpartition('.')[0]}." if "." in path else ""
-    parallel = _parallel(experts)
+    parallel, moved = _parallel(experts), locations()
     targets = [layer_forward(around if is_block else experts, layer, f"{above if is_block else here}forward")]
     phases = {Phase.OUTSIDE, Phase.ROUTER, Phase.EXPERT_GEMM}
     notes = []
@@ -72,9 +75,10 @@ def _layer(path: str, experts: Any, around: Any, layer: int) -> LayerMatch:
     if top_k is not None:
         targets += [
             phase(top_k, "forward", layer, f"{above}topk.forward", Phase.ROUTER),
-            count(top_k, "forward", layer, f"{above}topk.forward", _count_ids),
+            *_counts(top_k, layer, f"{above}topk.forward", own=moved is None),
         ]
-        notes.append("ids are those that the kernel runs: physical where experts are replicated")
+        if moved is not None:
+            notes.append("counted by physical expert, and by logical one as the engine's map says")
     else:
         phases.discard(Phase.ROUTER)
         notes.append("the router is not a part of the block: neither timed nor counted")
@@ -99,14 +103,16 @@ def _layer(path: str, experts: Any, around: Any, layer: int) -> LayerMatch:
         notes.append("no expert parallelism: no exchange to time")
     else:
         phases |= {Phase.DISPATCH, Phase.COMBINE}
-        targets.append(
-            count(experts, "run_moe_core", layer, f"{here}run_moe_core", _count_received, CountKind.RECEIVED)
-        )
+        look = partial(_count_received, None if moved is None else (layer, parallel.rank))
+        name = f"{here}run_moe_core"
+        targets.append(count(experts, "run_moe_core", layer, name, look, CountKind.RECEIVED))
     return LayerMatch(
         layer=layer,
         path=path,
         adapter=SGLangAdapter.name,
-        num_experts=int(experts.num_experts),
+        num_experts=int(experts.num_experts if moved is None else moved.num_logical_experts),
+        num_physical=0 if moved is None else int(moved.num_physical_experts),
+        received_logical=moved is not None,
         num_local_experts=int(experts.num_local_experts),
         targets=tuple(targets),
         phases=tuple(known for known in Phase if known in phases),
@@ -139,21 +145,80 @@ def _parallel(experts: Any) -> ExpertParallel | None:
     return ExpertParallel(rank=rank, size=size, group=here - rank)
 
 
+def _counts(top_k: Any, layer: int, name: str, *, own: bool) -> list[Target]:
+    if own:
+        return [count(top_k, "forward", layer, name, _count_ids)]
+    return [
+        count(top_k, "forward", layer, name, partial(_count_logical, layer)),
+        count(top_k, "forward", layer, name, _count_ids, CountKind.PHYSICAL),
+    ]
+
+
 def _count_ids(
     counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:
+    # Rows of padding have ids of -1. The last columns of weights may be those of shared experts.
     ids = getattr(result, "topk_ids", None)
     if ids is not None:
         counter.add(index, ids)
 
 
-def _count_received(
-    counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+def _count_logical(
+    layer: int,
+    counter: RouteCounter,
+    index: int,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    result: Any,
 ) -> None:
-    # run_moe_core(dispatch_output): rows per local expert on the host, or on the device in low-latency mode.
+    ids = getattr(result, "topk_ids", None)
+    if ids is not None:
+        counter.add(index, logical_ids(ids, layer))
+
+
+def _count_received(
+    moved: tuple[int, int] | None,
+    counter: RouteCounter,
+    index: int,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    result: Any,
+) -> None:
+    """`moved`: layer and ep_rank where local experts are slots."""
+    # run_moe_core(dispatch_output)
     dispatched = args[0] if args else kwargs["dispatch_output"]
-    received = getattr(dispatched, "num_recv_tokens_per_expert", None)
-    if received is None:
-        received = getattr(dispatched, "masked_m", None)
-    if received is not None:
-        counter.add_counts(index, received, 0)
+    rows, ids = _received(dispatched), getattr(dispatched, "topk_ids", None)
+    if moved is None:
+        if rows is not None:
+            counter.add_counts(index, rows, 0)
+        elif ids is not None:
+            counter.add(index, ids)
+        return
+    layer, rank = moved
+    places: Any = locations()
+    local = places.num_physical_experts // places.ep_size
+    slots = places.physical_to_logical_map[layer, rank * local : (rank + 1) * local].long()
+    if rows is not None:
+        counts = slots.new_zeros(places.num_logical_experts)
+        counter.add_counts(index, counts.scatter_add_(0, slots, rows.to(slots.dtype)), 0)
+    elif ids is not None:
+        here = (ids >= 0) & (ids < local)
+        counter.add(index, slots[ids.long().clamp(0, local - 1)].where(here, -1))
+
+
+def _received(dispatched: Any) -> Any | None:
+    """Rows per local expert on the device; None where ids of rows say it, or nothing does."""
+    if isinstance(getattr(dispatched, "num_recv_tokens_per_expert", None), list):
+        # Normal kernels: rounded up to what the GEMM wants, beside exact local ids of the rows.
+        return None
+    for name in ("num_recv_tokens_per_expert", "masked_m"):
+        if (rows := getattr(dispatched, name, None)) is not None:
+            return rows
+    ends = getattr(dispatched, "psum_num_recv_tokens_per_expert", None)
+    if ends is None or not getattr(dispatched, "is_expanded", False):
+        return None
+    # Each expert's rows begin at the next multiple of the alignment behind those of the one before it.
+    alignment = dispatched.expert_alignment
+    starts = ends.roll(1).add(alignment - 1).div(alignment, rounding_mode="floor").mul(alignment)
+    starts[0] = 0
+    return ends - starts

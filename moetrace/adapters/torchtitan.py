@@ -20,6 +20,7 @@ from moetrace.adapters.base import (
     RouteCounter,
     Target,
     layer_numbers,
+    traceable,
 )
 from moetrace.adapters.groups import expert_parallel
 from moetrace.adapters.routes import weight_sums
@@ -142,6 +143,7 @@ def _dispatcher_targets(
     return targets
 
 
+@traceable
 def _count_ids(
     counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:
@@ -154,6 +156,7 @@ def _count_ids(
             counter.check_weights(index, weights)
 
 
+@traceable
 def _count_received(
     counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:

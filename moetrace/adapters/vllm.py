@@ -1,12 +1,16 @@
 """vLLM: MoE runners, whose router is an object, and whose kernels prepare, compute and finalize.
 
 Runners sit behind a custom operator that torch.compile does not look into, so what is wrapped is what
-that operator calls. Monolithic kernels take router logits: routing, exchange and experts are one call,
-reported as `fused` and not counted. With full CUDA graphs wrappers run while the graph is captured.
+that operator calls. With experts that are replicated, a router's choice is counted by logical expert,
+before a replica is taken for it, and by physical one, behind that. Monolithic kernels take router logits:
+routing, exchange and experts are one call, reported as `fused` and not counted. With full CUDA graphs
+wrappers run while the graph is captured.
 """
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from typing import Any
 
 from moetrace.adapters.base import (
@@ -19,8 +23,9 @@ from moetrace.adapters.base import (
 )
 from moetrace.adapters.routes import weight_sums
 from moetrace.adapters.targets import count, experts_call, phase
+from moetrace.adapters.vllm_engine import engine_calls
 from moetrace.record.sites import Role
-from moetrace_schemas.enums import Phase
+from moetrace_schemas.enums import CountKind, Phase
 
 KERNEL = ("_prepare", "_fused_experts", "_finalize")
 
@@ -43,13 +48,14 @@ class VllmAdapter:
         ]
         numbers = layer_numbers([path for path, _ in found])
         layers = (_layer(path, module, number) for (path, module), number in zip(found, numbers, strict=True))
-        return ModelMatch(layers=tuple(layers))
+        return ModelMatch(layers=tuple(layers), engine_calls=engine_calls() if found else ())
 
 
 def _layer(path: str, runner: Any, layer: int) -> LayerMatch:
     here = f"{path}." if path else ""
     entry = "_forward_impl" if hasattr(runner, "_forward_impl") else "forward"
     experts, config = runner.routed_experts, runner.moe_config
+    replicated = getattr(runner.router, "eplb_state", None) is not None
     parallel = _parallel(config)
     targets = [
         Target(owner=runner, attribute=entry, role=Role.LAYER, layer=layer, name=f"{here}{entry}"),
@@ -60,6 +66,7 @@ def _layer(path: str, runner: Any, layer: int) -> LayerMatch:
     fused: tuple[Phase, ...] = ()
     notes = []
     whole = bool(getattr(experts.quant_method, "is_monolithic", False))
+    elsewhere = _counted_elsewhere(config)
     if whole:
         phases.add(Phase.FUSED)
         fused = (Phase.ROUTER, Phase.PERMUTE, Phase.EXPERT_GEMM, Phase.UNPERMUTE)
@@ -71,12 +78,17 @@ def _layer(path: str, runner: Any, layer: int) -> LayerMatch:
         name = f"{here}router.select_experts"
         targets += [
             phase(runner.router, "select_experts", layer, name, Phase.ROUTER),
-            count(runner.router, "select_experts", layer, name, _count_ids),
-            *_compute(experts, layer, f"{here}routed_experts", parallel),
+            *([] if elsewhere else _counts(runner, layer, f"{here}router", replicated)),
+            *_compute(runner, layer, f"{here}routed_experts", parallel),
         ]
         if _modular_kernel(experts) is not None:
             phases |= {Phase.PERMUTE, Phase.UNPERMUTE}
-        notes.append("ids are those that the kernel runs: physical where experts are replicated")
+        if elsewhere:
+            notes.append(
+                "ids are counted by the first rank of the tensor-parallel group: all have its tokens"
+            )
+        elif replicated:
+            notes.append("counted by logical expert, and by physical one where replicas are told apart")
     if parallel is None:
         notes.append("no expert parallelism: no exchange to time")
     else:
@@ -86,12 +98,14 @@ def _layer(path: str, runner: Any, layer: int) -> LayerMatch:
         layer=layer,
         path=path,
         adapter=VllmAdapter.name,
-        num_experts=int(config.num_experts),
+        num_experts=int(config.num_logical_experts if replicated else config.num_experts),
+        num_physical=int(config.num_experts) if replicated else 0,
+        received_logical=True,
         num_local_experts=int(config.num_local_experts),
         targets=tuple(targets),
         phases=tuple(known for known in Phase if known in phases),
         fused=fused,
-        counted=not whole,
+        counted=not whole and not elsewhere,
         weight_sums=weight_sums(runner.router),
         sentinels=True,
         exact_rows=False,
@@ -100,17 +114,39 @@ def _layer(path: str, runner: Any, layer: int) -> LayerMatch:
     )
 
 
-def _compute(experts: Any, layer: int, name: str, parallel: ExpertParallel | None) -> list[Target]:
+def _counted_elsewhere(config: Any) -> bool:
+    """Whether another rank of the tensor-parallel group routes the very same tokens, and counts them."""
+    module = sys.modules.get("vllm.distributed.parallel_state")
+    if module is None or getattr(config, "is_sequence_parallel", False):
+        return False
+    return getattr(module, "_TP", None) is not None and module.get_tensor_model_parallel_rank() != 0
+
+
+def _counts(runner: Any, layer: int, name: str, replicated: bool) -> list[Target]:
+    router, ids = runner.router, partial(_count_ids, runner)
+    if not replicated:
+        return [count(router, "select_experts", layer, f"{name}.select_experts", ids)]
+    return [
+        count(router, "_compute_routing", layer, f"{name}._compute_routing", ids),
+        count(router, "select_experts", layer, f"{name}.select_experts", ids, CountKind.PHYSICAL),
+    ]
+
+
+def _compute(runner: Any, layer: int, name: str, parallel: ExpertParallel | None) -> list[Target]:
     """The call of the experts, in three parts where the kernel is a modular one."""
+    experts = runner.routed_experts
     targets = [experts_call(experts, "forward_modular", layer, f"{name}.forward_modular")]
     kernel = _modular_kernel(experts)
     if kernel is None:
         return targets
     prepare, compute, finalize = KERNEL
     to, back = (Phase.PERMUTE, Phase.UNPERMUTE) if parallel is None else (Phase.DISPATCH, Phase.COMBINE)
+    targets.append(phase(kernel, prepare, layer, f"{name}.{prepare}", to))
+    if parallel is not None:
+        look = partial(_count_received, runner)
+        targets.append(count(kernel, prepare, layer, f"{name}.{prepare}", look, CountKind.RECEIVED))
     return [
         *targets,
-        phase(kernel, prepare, layer, f"{name}.{prepare}", to),
         experts_call(kernel, compute, layer, f"{name}.{compute}"),
         phase(kernel, finalize, layer, f"{name}.{finalize}", back),
     ]
@@ -143,8 +179,50 @@ def _parallel(config: Any) -> ExpertParallel | None:
 
 
 def _count_ids(
-    counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    runner: Any, counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:
-    # select_experts(..) -> (weights, ids)
-    counter.add(index, result[1])
-    counter.check_weights(index, result[0])
+    # select_experts(..), _compute_routing(..) -> (weights, ids)
+    weights, ids = result[0], result[1]
+    context = getattr(sys.modules.get("vllm.forward_context"), "_forward_context", None)
+    if getattr(runner, "do_naive_dispatch_combine", False):
+        own = _own_rows(runner, context, int(ids.shape[0]))
+        weights, ids = weights[own], ids[own]
+    # Which rows of the batch are padding, [T] on the device, where the engine says it.
+    counter.add(index, ids, padding=getattr(context, "is_padding", None))
+    counter.check_weights(index, weights)
+
+
+def _own_rows(runner: Any, context: Any, rows: int) -> slice:
+    """Rows of this rank among those of all ranks that were gathered before they were routed.
+
+    Raises:
+        ValueError: which they are is not said; to count all would count each token on every rank.
+    """
+    sizes = getattr(getattr(context, "dp_metadata", None), "local_sizes", None) or []
+    said = runner.moe_config.moe_parallel_config
+    ranks = {
+        int(getattr(said, f"{kind}_size", 0)): int(getattr(said, f"{kind}_rank", 0)) for kind in ("ep", "dp")
+    }
+    rank = ranks.get(len(sizes), -1)
+    if rank < 0 or sum(sizes) != rows:
+        raise ValueError(f"{rows} rows of {len(sizes)} ranks with {sizes} each: whose they are is not known")
+    return slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+
+
+def _count_received(
+    runner: Any, counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> None:
+    # _prepare(..) -> (rows, scales, rows per local expert if the exchange says it, ids, weights)
+    counts = getattr(result[2], "expert_num_tokens", None)
+    local_of = getattr(runner.routed_experts, "expert_map", None)
+    if counts is None or local_of is None:
+        return
+    physical = _at(counts, local_of)
+    replicas = getattr(getattr(runner.router, "eplb_state", None), "logical_to_physical_map", None)
+    counter.add_counts(index, physical if replicas is None else _at(physical, replicas).sum(-1), 0)
+
+
+def _at(values: Any, places: Any) -> Any:
+    """The value at each place; 0 at places below 0."""
+    places = places.long()
+    return values[places.clamp(min=0)] * (places >= 0)

@@ -59,11 +59,14 @@ class BackwardMarks:
         self._last_node = -1
         self._last_mark = -1
         self._task = -1
+        self._graph_open: list[tuple[int, int]] = []
+        """(site, start mark) of backward calls that began inside a compiled graph."""
 
     def clear(self) -> None:
         """Forget the last step; its hooks, should they still fire, do nothing."""
         self._serial += 1
         self._open.clear()
+        self._graph_open.clear()
         self._last_node = self._last_mark = self._task = -1
 
     def note(self, site: int, start: int, end: int, inputs: Any, result: Any) -> None:
@@ -88,11 +91,7 @@ class BackwardMarks:
             mark = self._mark(node)
             for other in [other for other in self._open if call.forward_end <= other.forward_start]:
                 self._close(other, mark)
-            if task != self._task:
-                # What nothing ends (its inputs need no gradient) ends with the pass.
-                self._task = task
-                callback = functools.partial(self._finish, task, self._serial)
-                torch.autograd.Variable._execution_engine.queue_callback(callback)
+            self._finish_with(task)
             call.began, call.opened_in = mark, task
             self._open.append(call)
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
@@ -106,6 +105,25 @@ class BackwardMarks:
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
             self._recorder.record_failed(error)
 
+    def graph_begin(self, site: int) -> None:
+        """The backward of a call begins inside a compiled graph. May raise."""
+        self._finish_with(torch._C._current_graph_task_id())
+        self._graph_open.append((site, self._buffer.mark()))
+
+    def graph_end(self, site: int) -> None:
+        """The backward of a call inside a compiled graph is over, where it has begun. May raise."""
+        for at in range(len(self._graph_open) - 1, -1, -1):
+            if self._graph_open[at][0] == site:
+                self._buffer.add(site, self._graph_open.pop(at)[1], self._buffer.mark(), BACKWARD)
+                return
+
+    def _finish_with(self, task: int) -> None:
+        """See to it that what nothing ends (its inputs need no gradient) ends with the pass."""
+        if task not in (-1, self._task):
+            self._task = task
+            callback = functools.partial(self._finish, task, self._serial)
+            torch.autograd.Variable._execution_engine.queue_callback(callback)
+
     def _finish(self, task: int, serial: int) -> None:
         if serial != self._serial or self._recorder.buffer is not self._buffer:
             return
@@ -113,6 +131,9 @@ class BackwardMarks:
             mark = self._buffer.mark()
             for call in [call for call in self._open if call.opened_in == task]:
                 self._close(call, mark)
+            while self._graph_open:
+                site, start = self._graph_open.pop()
+                self._buffer.add(site, start, mark, BACKWARD)
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
             self._recorder.record_failed(error)
 

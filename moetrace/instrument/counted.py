@@ -28,7 +28,7 @@ class RecomputeCounter:
     def __init__(self, counter: Any) -> None:
         self._counter = counter
 
-    def add(self, index: int, expert_ids: Any) -> None:
+    def add(self, index: int, expert_ids: Any, padding: Any | None = None) -> None:
         """All pairs of one call."""
         self._counter.add_recompute(index, expert_ids)
 
@@ -64,16 +64,16 @@ def counted(
         source_side: pairs of activation recompute are noted apart; on the destination side they are left out.
     """
     state = TorchState()
-    key = key_of(recorder)
+    compiling, key = state.compiling, key_of(recorder)
+    in_graph = function
     # What Dynamo cannot follow would break the graph: only functions that say so are traced.
-    traced_count = state.traced_count if is_traceable(count) and source_side else None
+    if key != NOBODY and state.traced_count is not None and is_traceable(count):
+        in_graph = state.traced_count(function, key, count, index)
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if state.compiling():
-            if traced_count is None:
-                return function(*args, **kwargs)
-            return traced_count(function, key, count, index, args, kwargs)
+        if compiling():
+            return in_graph(*args, **kwargs)
         buffer = recorder.buffer
         # A model that is instrumented inside a step is counted from the next one on.
         if buffer is None or buffer.counter is None or not buffer.counter.counts(index):
@@ -89,7 +89,7 @@ def counted(
         return result
 
     def retire() -> None:
-        nonlocal recorder, key
-        recorder, key = RETIRED, NOBODY
+        nonlocal recorder, in_graph
+        recorder, in_graph = RETIRED, function
 
     return mark_wrapper(wrapper, function, retire)

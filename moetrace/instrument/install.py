@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import sys
@@ -11,15 +10,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from moetrace.adapters import deepep
-from moetrace.adapters.base import Adapter, Call, Count, LayerMatch, Target
+from moetrace.adapters.base import Adapter, Call, Count, EngineCall, LayerMatch, Target
 from moetrace.errors import ConfigError, UnsupportedModelError
 from moetrace.guard import Guard
 from moetrace.instrument.counted import counted
 from moetrace.instrument.coverage import CoverageReport, LayerCoverage
 from moetrace.instrument.patches import Patches, mark_of
-from moetrace.instrument.receive_hook import timed_receive
+from moetrace.instrument.receive_hook import timed_event_wait, timed_receive
 from moetrace.instrument.silent_sites import ForwardCalls, PlacedSite
+from moetrace.instrument.step_kind import engine_step
 from moetrace.instrument.steps import top_forward
+from moetrace.instrument.wait_handles import handle_of, tensor_handles, work_handles
 from moetrace.instrument.wrap import Observer, timed, timed_launch, timed_wait
 from moetrace.record.buffer import StepBuffer
 from moetrace.record.count_sites import CountSite
@@ -106,6 +107,7 @@ class Installer:
         adapters = [_load(module, name) for module, name, framework in ADAPTERS if _imported(framework)]
         matches: dict[str, LayerMatch] = {}
         skipped: list[tuple[str, str]] = []
+        engine_calls: list[EngineCall] = []
         for adapter in adapters:
             found = adapter.match(model)
             taken = list(matches)
@@ -114,6 +116,7 @@ class Installer:
                 if not any(_overlap(match.path, path) for path in taken):
                     matches[match.path] = match
             skipped.extend(found.skipped)
+            engine_calls += found.engine_calls
         for match in [m for m in matches.values() if _is_installed(m)]:
             skipped.append((match.path, "already instrumented, as part of another model"))
             del matches[match.path]
@@ -124,13 +127,23 @@ class Installer:
             return report
         patches, calls = Patches(), ForwardCalls()
         try:
+            self._wrap_engine(engine_calls)
             report = self._wrap_all(patches, model, self._numbered_apart(matches.values()), skipped)
             self._wrap_top(patches, model, calls)
         except BaseException:
             patches.restore()
             raise
         self.installed.append(Instrumented(model, patches, report, calls))
+        self.tracer.kind.models.add(model)
         return report
+
+    def _wrap_engine(self, calls: Iterable[EngineCall]) -> None:
+        for call in calls:
+            key = (id(call.owner), call.attribute)
+            if key not in self._shared_keys:
+                self._shared_keys.add(key)
+                make = functools.partial(engine_step, owner=self.tracer, call=call)
+                self._shared.replace(call.owner, call.attribute, make)
 
     def _numbered_apart(self, matches: Iterable[LayerMatch]) -> list[LayerMatch]:
         """Layers of one model, behind those of the models before it where they would share numbers.
@@ -215,7 +228,9 @@ class Installer:
                 return timed_launch(current, tracer, site, handle_of)
             if target.call is Call.RECEIVE:
                 waited = Site(Role.WAIT, name=f"{target.name}.hook", per_step=False)
-                return timed_receive(current, tracer, site, tracer.sites.add(waited))
+                return timed_receive(current, tracer, site, tracer.sites.add(waited), tracer.sites.sites)
+            if target.call is Call.WAIT_EVENT:
+                return timed_event_wait(current, tracer, site)
             if target.call is Call.WAIT:
                 return timed_wait(current, tracer, site, tensor_handles, guess=True)
             if target.call is Call.WAIT_WORK:
@@ -244,7 +259,9 @@ class Installer:
         return function
 
     def _place_count(self, patches: Patches, target: Target, count: Count, index: int) -> None:
-        source_side = target.count_kind not in (CountKind.RECEIVED, CountKind.EXECUTED)
+        # Pairs by physical expert are the routed ones once more: recompute is noted with those.
+        others = (CountKind.RECEIVED, CountKind.EXECUTED, CountKind.PHYSICAL)
+        source_side = target.count_kind not in others
 
         def make(current: Callable[..., Any]) -> Callable[..., Any]:
             return counted(current, self.tracer, count, index, source_side=source_side)
@@ -258,15 +275,19 @@ class Installer:
         except (TypeError, ValueError):
             names = []
         mask_at = names.index("attention_mask") if "attention_mask" in names else -1
-        patches.replace(model, "forward", lambda current: top_forward(self.tracer, current, mask_at, calls))
+        patches.replace(
+            model, "forward", lambda current: top_forward(self.tracer, model, current, mask_at, calls)
+        )
 
     def count_routes(self, layer: int, num_experts: int, device: Any) -> Observer:
         """Count the expert ids in a router's result from now on; returns what looks at it."""
         import torch
 
         sites = [*self.tracer.count_sites, CountSite(layer, num_experts)]
+        index = len(sites) - 1
+        sites.append(CountSite(layer, num_experts, CountKind.RECEIVED, at_exchange=True))
         self.tracer.set_count_sites(sites, device or self.tracer.device or torch.device("cpu"))
-        return _RouteObserver(len(sites) - 1, self.tracer.guard)
+        return _RouteObserver(index, self.tracer.guard)
 
     def hook_collectives(self) -> None:
         """Wrap torch.distributed's all-to-alls, so that an exchange is told apart from work around it."""
@@ -302,6 +323,7 @@ class Installer:
         for entry in [e for e in self.installed if model is None or e.model is model]:
             entry.patches.restore()
             self.installed.remove(entry)
+            self.tracer.kind.models.discard(entry.model)
         if model is None:
             self.hand_written.restore()
         if self.installed or len(self.hand_written):
@@ -329,9 +351,20 @@ def _count_site(match: LayerMatch, kind: CountKind, first: int) -> CountSite:
             ep_size=match.parallel.size if match.parallel is not None else 1,
             exact_rows=match.exact_rows,
         )
+    if kind is CountKind.RECEIVED and not _shows_received(match):
+        return CountSite(match.layer, match.num_experts, kind, at_exchange=True)
+    if kind is CountKind.PHYSICAL:
+        return CountSite(match.layer, match.num_physical, kind, sentinels=match.sentinels)
     here = kind is CountKind.RECEIVED or (kind is CountKind.EXECUTED and match.parallel is not None)
-    local = (first, match.num_local_experts) if here else (0, 0)
+    local = (first, match.num_local_experts) if here and not match.received_logical else (0, 0)
     return CountSite(match.layer, match.num_experts, kind, *local)
+
+
+def _shows_received(match: LayerMatch) -> bool:
+    return any(
+        target.count_kind is CountKind.RECEIVED or target.read_dispatch is not None
+        for target in match.targets
+    )
 
 
 def _count_kinds(match: LayerMatch) -> list[CountKind]:
@@ -386,34 +419,12 @@ def _is_installed(match: LayerMatch) -> bool:
     )
 
 
-def handle_of(result: Any) -> int:
-    """What will be waited for, by the result of a collective; 0 where it is there already.
-
-    A functional collective returns a tensor that is waited for at its first use, maybe through a
-    view of it; an asynchronous one a Work object. Work handles are below 0: they are never guessed.
-    """
-    if getattr(result, "completed", None) is False:
-        return id(result.elem)
-    return -id(result) if hasattr(result, "is_completed") else 0
-
-
-def tensor_handles(tensor: Any) -> tuple[int, ...]:
-    """Names under which a tensor that is waited for may have been launched."""
-    return id(tensor), id(getattr(tensor, "elem", tensor))
-
-
-def work_handles(work: Any) -> tuple[int, ...]:
-    """The name under which a Work object was launched."""
-    return (-id(work),)
-
-
 class _RouteObserver:
-    """Counts the expert ids in a router's result; `traced` is the same inside a compiled graph."""
+    """Counts the expert ids in a router's result; compiled graphs count them at the same index."""
 
     def __init__(self, index: int, guard: Guard) -> None:
         import torch
 
-        from moetrace.instrument.compiled import traced_route
         from moetrace.instrument.routing import find_expert_ids, is_recompute
         from moetrace.instrument.routing_checks import find_weights
 
@@ -421,7 +432,7 @@ class _RouteObserver:
         self._find_weights = find_weights
         self._find, self._is_recompute = find_expert_ids, is_recompute
         self._graph_task = torch._C._current_graph_task_id
-        self.traced = functools.partial(traced_route, index)
+        self.index_in_graphs = index
 
     def __call__(self, buffer: StepBuffer, args: tuple[Any, ...], result: Any) -> None:
         self._guard.run("counts", self._count, buffer, result)

@@ -28,6 +28,8 @@ from moetrace_schemas.enums import CountKind
 __all__ = ["CountSite", "StepCounter", "find_expert_ids", "is_recompute", "padding_flags"]
 
 OUT_OF_RANGE_BINS = 2
+_SOURCE_SIDE = (CountKind.ROUTED, CountKind.PHYSICAL)
+"""Kinds of which rows of padding are left out."""
 CHECK_CELLS = len(routing_checks.CELLS)
 
 
@@ -69,6 +71,8 @@ class StepCounter:
         self._executed_at = {
             site.layer: index for index, site in enumerate(sites) if site.kind is CountKind.EXECUTED
         }
+        self.at_exchange = {site.layer: index for index, site in enumerate(sites) if site.at_exchange}
+        """Rows by layer of what exchanges themselves say that they received."""
         self.waits = WaitReader()
         """What kernels of exchanges say of their waits."""
         self._executed = frozenset(self._executed_at.values())
@@ -101,8 +105,11 @@ class StepCounter:
         """Whether this counter has a row for count site `index`, and it is wanted in this step."""
         return index < len(self.sites) and (self.checking or self.sites[index].kind is not CountKind.EXECUTED)
 
-    def add(self, index: int, expert_ids: torch.Tensor) -> None:
-        """Add the pairs of one router call: ids [.., K]. No host sync; nothing allocated stays."""
+    def add(self, index: int, expert_ids: torch.Tensor, padding: torch.Tensor | None = None) -> None:
+        """Add the pairs of one router call: ids [.., K]. No host sync; nothing allocated stays.
+
+        `padding`: rows [T] of this call that are no tokens, instead of those that the forward's mask says.
+        """
         site = self.sites[index]
         bins = site.num_experts + OUT_OF_RANGE_BINS
         ids = self._here(expert_ids.detach())
@@ -112,11 +119,12 @@ class StepCounter:
             # An id of no local expert must not become the id of another rank's.
             ids = torch.where((ids >= 0) & (ids < site.num_local_experts), ids + site.offset, -1)
         ids = ids.clamp(-1, site.num_experts).add_(1)
-        padding = None if self.padding is None else self._here(self.padding)
+        padding = self.padding if padding is None else padding.reshape(-1).long()
+        padding = None if padding is None else self._here(padding)
         sampled = self.checking or self.coactivation is not None
         if sampled and site.kind is CountKind.ROUTED and ids.dim() > 1:
             self._look_at_tokens(index, ids.reshape(-1, ids.shape[-1]), padding)
-        if padding is not None and site.kind is CountKind.ROUTED and padding.numel():
+        if padding is not None and site.kind in _SOURCE_SIDE and padding.numel():
             # Ids without a dimension for the slots are one per token, or those of a token side by side.
             width = ids.shape[-1] if ids.dim() > 1 else ids.numel() // padding.numel()
             if padding.numel() * width == ids.numel():
@@ -208,6 +216,23 @@ class StepCounter:
             return
         for expert, rows in enumerate(counts, site.offset):
             self.add_rows(index, expert, rows)
+
+    def add_local_counts(self, index: int, counts: torch.Tensor | list[int], rank: int) -> None:
+        """Add rows per expert [e] that rank `rank` of those with e experts each received."""
+        size = len(counts)
+        if (rank + 1) * size > self.sites[index].num_experts:
+            raise ValueError(f"rank {rank} with {size} experts: {self.sites[index].num_experts} in the layer")
+        if isinstance(counts, torch.Tensor):
+            first = 1 + rank * size
+            self._rows[index][first : first + size].add_(self._here(counts.detach()))
+            self._touched.add(index)
+            return
+        for expert, rows in enumerate(counts, rank * size):
+            self.add_rows(index, expert, rows)
+
+    def add_local_ids(self, index: int, expert_ids: torch.Tensor, first: int) -> None:
+        """Add pairs by ids [.., K] that count from expert `first`; ids below 0 are none of this rank's."""
+        self.add(index, torch.where(expert_ids >= 0, expert_ids + first, -1))
 
     def add_rows(self, index: int, expert: int, rows: int) -> None:
         """Add pairs of one expert that the host knows."""

@@ -12,6 +12,7 @@ from moetrace.guard import Guard
 from moetrace.instrument.patches import mark_wrapper
 from moetrace.instrument.recorders import NOBODY, key_of
 from moetrace.instrument.silent_sites import ForwardCalls
+from moetrace.instrument.step_kind import StepKind, note_call
 from moetrace.instrument.wrap import TorchState
 from moetrace.record.buffer import StepBuffer
 from moetrace_schemas.enums import ForwardMode
@@ -22,6 +23,7 @@ class StepOwner(Protocol):
 
     buffer: StepBuffer | None
     guard: Guard
+    kind: StepKind
     open_scopes: int
     """Steps that were entered and not left: inside one, a forward is no step of its own."""
 
@@ -79,12 +81,13 @@ class StepScope:
 
 
 def top_forward(
-    owner: StepOwner, forward: Callable[..., Any], mask_at: int, calls: ForwardCalls
+    owner: StepOwner, model: Any, forward: Callable[..., Any], mask_at: int, calls: ForwardCalls
 ) -> Callable[..., Any]:
     """Wraps a model's forward: notes padding, and is a step of its own where none is open.
 
     Args:
         owner: the tracer.
+        model: whose forward it is.
         forward: the model's forward.
         mask_at: position of `attention_mask` among its parameters, -1 where it has none.
         calls: noted in recorded steps, for coverage.
@@ -98,6 +101,10 @@ def top_forward(
         if buffer is None:
             return forward(*args, **kwargs)
         calls.started += 1
+        if not buffer.mode_told:
+            owner.guard.run(
+                "forward_mode", note_call, owner, buffer, model, state.grad_enabled(), args, kwargs
+            )
         counter = buffer.counter
         before = None
         if counter is not None:

@@ -5,7 +5,8 @@ of ours goes in, one per communication buffer and phase, at the same address for
 graphs may hold it. A step zeroes these tensors when it begins and copies them to the host when it ends;
 nothing waits.
 
-Shapes: N ranks of the expert-parallel group. Units: cycles of the SM clock, summed over warps: large or
+Shapes: N ranks of the expert-parallel group; [N] and int64 is what the kernels' host code asks for, while
+the package's own docstring (1.2.1) says [N, N]. Units: cycles of the SM clock, summed over warps: large or
 small against each other only, never a time.
 """
 
@@ -94,8 +95,8 @@ def with_wait_stats(function: Callable[..., Any], recorder: Recorder) -> Callabl
     at, row = names.index(name), _ORDER.index(PARAMETERS[name])
     state = TorchState()
 
-    def give(found: list[torch.Tensor], args: tuple[Any, ...]) -> None:
-        tensor = tensor_of(args)
+    def give(found: list[torch.Tensor], args: tuple[Any, ...], rows: Any) -> None:
+        tensor = tensor_of(args[0], rows) if args else None
         if tensor is None or recorder.buffer is None or recorder.buffer.counter is None:
             return
         recorder.buffer.counter.waits.used[id(tensor)] = tensor
@@ -109,7 +110,7 @@ def with_wait_stats(function: Callable[..., Any], recorder: Recorder) -> Callabl
         if given is not None:
             return function(*args, **kwargs)
         found: list[torch.Tensor] = []
-        recorder.guard.run("wait_stats", give, found, args)
+        recorder.guard.run("wait_stats", give, found, args, args[1] if len(args) > 1 else kwargs.get("x"))
         if not found:
             return function(*args, **kwargs)
         if at < len(args):
@@ -125,16 +126,16 @@ def with_wait_stats(function: Callable[..., Any], recorder: Recorder) -> Callabl
     return mark_wrapper(wrapper, function, retire)
 
 
-def tensor_of(args: tuple[Any, ...]) -> torch.Tensor | None:
-    """The tensor [2, N] of the communication buffer that is called: method arguments (buffer, x, ..).
+def tensor_of(owner: Any, rows: Any) -> torch.Tensor | None:
+    """The tensor [2, N] of the communication buffer `owner` that is called with these rows.
 
     Made at the buffer's first call, in a recorded step or not, so that graphs which are captured later
     find it. None where the buffer does not say its ranks, or a graph is being captured now: what is
     allocated then belongs to the graph.
     """
-    if len(args) < 2 or not isinstance(args[1], torch.Tensor):
+    if not isinstance(rows, torch.Tensor):
         return None
-    owner, device = args[0], args[1].device
+    device = rows.device
     tensor = _tensors.get(owner)
     if tensor is None:
         ranks = getattr(owner, "group_size", None)

@@ -65,14 +65,12 @@ def _no_task() -> int:
     return -1
 
 
-TracedCall = Callable[[Callable[..., Any], int, int, tuple[Any, ...], dict[str, Any]], Any]
-"""(function, key of the recorder, call site, positional arguments, keyword arguments) -> its result."""
+TracedCall = Callable[[Callable[..., Any], int, int, int], Callable[..., Any]]
+"""(function, key of the recorder, call site, index of a count or -1) -> what Dynamo traces in its place."""
 
 
-def _plain_call(
-    function: Callable[..., Any], key: int, site: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    return function(*args, **kwargs)
+def _plain_call(function: Callable[..., Any], key: int, site: int, index: int) -> Callable[..., Any]:
+    return function
 
 
 def graphs_compiled() -> int:
@@ -104,11 +102,11 @@ class TorchState:
     stop_recompute: type[BaseException]
     """Raised by activation checkpointing through a recomputed forward once it has seen enough."""
     traced: TracedCall
-    """A wrapped call while a graph is traced: the plain call, with marks where graphs can hold them."""
+    """Makes what is traced of a wrapped call: the plain call, with marks where graphs can hold them."""
     traced_count: Callable[..., Any] | None
     """The same of a call that is only counted; None where graphs cannot hold counts."""
     traced_step: Callable[..., Any] | None
-    """The same of a model's forward."""
+    """What is traced of a model's forward."""
     traced_mark: Callable[..., None] | None
     """One mark of a `phase` block."""
 
@@ -131,6 +129,13 @@ class TorchState:
             self.traced, self.traced_count = compiled.traced_call, compiled.traced_count
             self.traced_step, self.traced_mark = compiled.traced_step, compiled.traced_mark
 
+    def in_graph(
+        self, function: Callable[..., Any], recorder: Recorder, site: int, index: int = -1
+    ) -> Callable[..., Any]:
+        """What is traced of a wrapped call of a recorder."""
+        key = key_of(recorder)
+        return function if key == NOBODY else self.traced(function, key, site, index)
+
     def flags(self) -> int:
         """RECOMPUTE where a forward runs inside backward: that is activation recompute."""
         return 0 if self.graph_task() == -1 else _RECOMPUTE
@@ -151,17 +156,14 @@ def timed(
     """
     state = TorchState()
     compiling, graph_task, grad_enabled = state.compiling, state.graph_task, state.grad_enabled
-    traced, key = state.traced, key_of(recorder)
-    observe_traced: Callable[[int, Any], None] | None = getattr(observe, "traced", None)
+    # What a router's result is counted as is part of its graph.
+    in_graph = state.in_graph(function, recorder, site, getattr(observe, "index_in_graphs", -1))
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         # Dynamo folds this to a constant: what it traces are ops, with no graph break.
         if compiling():
-            result = traced(function, key, site, args, kwargs)
-            if observe_traced is not None:
-                observe_traced(key, result)
-            return result
+            return in_graph(*args, **kwargs)
         buffer = recorder.buffer
         if buffer is None:
             return function(*args, **kwargs)
@@ -193,8 +195,8 @@ def timed(
         return result
 
     def retire() -> None:
-        nonlocal recorder, key
-        recorder, key = RETIRED, NOBODY
+        nonlocal recorder, in_graph
+        recorder, in_graph = RETIRED, function
 
     return mark_wrapper(wrapper, function, retire)
 
@@ -211,13 +213,13 @@ def timed_launch(
     then only the launch, and the wait that follows ends the exchange (moetrace.record.exchanges).
     """
     state = TorchState()
-    key = key_of(recorder)
+    compiling, in_graph = state.compiling, state.in_graph(function, recorder, site)
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if state.compiling():
+        if compiling():
             # A graph has no launch that returns early: what it traces is an exchange with its wait.
-            return state.traced(function, key, site, args, kwargs)
+            return in_graph(*args, **kwargs)
         buffer = recorder.buffer
         if buffer is None:
             return function(*args, **kwargs)
@@ -247,8 +249,8 @@ def timed_launch(
         return result
 
     def retire() -> None:
-        nonlocal recorder, key
-        recorder, key = RETIRED, NOBODY
+        nonlocal recorder, in_graph
+        recorder, in_graph = RETIRED, function
 
     return mark_wrapper(wrapper, function, retire)
 
@@ -267,10 +269,11 @@ def timed_wait(
     (a view of the result) ends the oldest exchange in flight.
     """
     state = TorchState()
+    compiling = state.compiling
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if state.compiling():
+        if compiling():
             return function(*args, **kwargs)
         buffer = recorder.buffer
         if buffer is None or not buffer.in_flight:

@@ -38,6 +38,7 @@ class StepBuffer:
     """One sampled step while it is being recorded. Allocated once, reused."""
 
     __slots__ = (
+        "arrivals",
         "backward",
         "capacity",
         "cohort",
@@ -54,6 +55,8 @@ class StepBuffer:
         "local_rows",
         "mark",
         "microbatch",
+        "mode_noted",
+        "mode_told",
         "number",
         "open_marks",
         "overflow",
@@ -85,6 +88,8 @@ class StepBuffer:
         """Handle of a launched exchange -> its ticket, oldest first."""
         self.ended: set[int] = set()
         """Handles that were waited for."""
+        self.arrivals: dict[int, Callable[[Any], None]] = {}
+        """Handle of an exchange in flight -> what counts its rows, given the result of the wait."""
         self.replays: list[Replay] = []
         self.open_marks: list[tuple[int, int]] = []
         """(site, start mark) of calls that began inside a compiled graph, innermost last."""
@@ -98,6 +103,7 @@ class StepBuffer:
         *,
         microbatch: int = 0,
         forward_mode: ForwardMode = ForwardMode.TRAIN,
+        mode_told: bool = True,
         cohort: str = "",
         warmup: bool = False,
         placement_version: int = 0,
@@ -108,6 +114,9 @@ class StepBuffer:
         self.step = step
         self.microbatch = microbatch
         self.forward_mode = forward_mode
+        self.mode_told = mode_told
+        """Whether the mode is settled; else calls inside the step note theirs."""
+        self.mode_noted = False
         self.cohort = cohort
         self.warmup = warmup
         self.placement_version = placement_version
@@ -121,6 +130,7 @@ class StepBuffer:
         self.counting_ns = 0
         self.in_flight.clear()
         self.ended.clear()
+        self.arrivals.clear()
         self.open_marks.clear()
         self.replays.clear()
         if self.backward is not None:
@@ -129,6 +139,15 @@ class StepBuffer:
         self.end_mark = -1
         self.traffic.clear()
         self.local_rows.clear()
+
+    def note_mode(self, mode: ForwardMode) -> None:
+        """Let a forward say what the step is for; several that differ are train if one is, else mixed."""
+        if self.mode_told:
+            return
+        if self.mode_noted and mode is not self.forward_mode:
+            trains = ForwardMode.TRAIN in (mode, self.forward_mode)
+            mode = ForwardMode.TRAIN if trains else ForwardMode.MIXED
+        self.forward_mode, self.mode_noted = mode, True
 
     def add(self, site: int, start: int, end: int, flags: int = 0) -> None:
         """Keep one interval. Never raises; beyond the capacity it only counts."""

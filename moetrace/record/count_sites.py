@@ -29,3 +29,5 @@ class CountSite:
     exact_rows: bool = True
     """The dispatcher sends a row per pair, to the rank of its expert, no more and no less; False where it
     pads to a capacity or sends one copy per rank."""
+    at_exchange: bool = False
+    """Rows received are counted where the exchange hands them over, since the layer does not show them."""

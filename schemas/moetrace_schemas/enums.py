@@ -73,6 +73,8 @@ class CountKind(StrEnum):
     """Destination side: rows that this rank's experts computed, per logical expert; only of checked steps, and only where it is not what was received (without expert parallelism: routed + padding)."""
     DUMMY = "dummy"
     """Source side: pairs of a dummy batch (an idle rank that keeps the others company); one value: the total. Left out of all other kinds."""
+    PHYSICAL = "physical"
+    """Source side, where experts are replicated: the routed pairs once more, by physical expert (slot, rank by rank) instead of logical one."""
 
 
 class RoutingViolation(StrEnum):
@@ -338,6 +340,7 @@ COUNT_KIND_BY_CODE: dict[int, CountKind] = {
     5: CountKind.RECOMPUTE,
     6: CountKind.EXECUTED,
     7: CountKind.DUMMY,
+    8: CountKind.PHYSICAL,
 }
 """Wire code -> CountKind."""
 COUNT_KIND_CODE: dict[CountKind, int] = {member: code for code, member in COUNT_KIND_BY_CODE.items()}

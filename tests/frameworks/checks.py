@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import moetrace
+from moetrace.instrument.wrap import graphs_compiled
 from moetrace.record.types import StepRecord
 from moetrace.testing import MemoryEmitter
 from moetrace_schemas.columns import RowFlag
@@ -54,11 +55,11 @@ class Truth:
             self.counts[layer, CountKind.RECEIVED] = received
 
 
-def sequence(record: StepRecord, layer: int) -> list[str]:
+def sequence(record: StepRecord, layer: int, direction: Direction = Direction.FORWARD) -> list[str]:
     """Phases of a layer in order, neighbours of one name as one; `!` marks the exchange itself."""
     names: list[str] = []
     for row in record.phases:
-        if row.layer != layer or row.phase is Phase.OUTSIDE or row.direction is Direction.BACKWARD:
+        if row.layer != layer or row.phase is Phase.OUTSIDE or row.direction is not direction:
             continue
         name = f"{row.phase}{'!' if row.flags & RowFlag.BARRIER else ''}"
         if not names or names[-1] != name:
@@ -87,14 +88,18 @@ def _callables(owner: Any) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(owner).items()
-        if isinstance(
-            value,
-            types.FunctionType
-            | types.MethodType
-            | types.BuiltinFunctionType
-            | staticmethod
-            | classmethod
-            | type,
+        # torch.compile keeps the code that it makes in the modules that it was made from.
+        if (
+            not name.startswith(("__compiled_fn_", "__resume_at_", "torch_dynamo_resume_in_"))
+            and isinstance(
+                value,
+                types.FunctionType
+                | types.MethodType
+                | types.BuiltinFunctionType
+                | staticmethod
+                | classmethod
+                | type,
+            )
         )
         or name in ("forward", "__getstate__")
     }
@@ -109,6 +114,30 @@ class Traced:
     errors: dict[str, int]
     expected_sites: int
     seen_sites: int
+    graph_breaks: tuple[int, int]
+    """Of torch.compile in the plain run, and in the first traced one."""
+
+
+def compile_layers(layers: Iterable[Any], truth: Truth, run: Callable[[], Any], hooks: Iterable[Any]) -> None:
+    """Take the truth from a run that is not compiled, then compile each layer in place.
+
+    Hooks that take the truth look at the data, and would break the graphs: they are removed.
+    """
+    truth.on = True
+    run()
+    truth.on = False
+    for hook in hooks:
+        hook.remove()
+    for layer in layers:
+        layer.compile(backend="aot_eager")
+
+
+def graph_breaks() -> int:
+    """Breaks since the last question, where anything was compiled."""
+    counters = torch._dynamo.utils.counters["graph_break"]
+    total = sum(counters.values())
+    counters.clear()
+    return total
 
 
 def trace(
@@ -128,7 +157,9 @@ def trace(
         owners: objects, classes and modules beside the model's own modules that must be restored.
         settings: further arguments of `moetrace.init`.
     """
+    graph_breaks()
     plain = run()
+    breaks = [graph_breaks()]
     emitter = MemoryEmitter()
     with unchanged([*model.modules(), *owners]):
         tracer = moetrace.init(
@@ -150,6 +181,7 @@ def trace(
                 if truth is not None:
                     truth.on = False
                 _same(plain, traced, "traced")
+                breaks.append(graph_breaks())
             records = emitter.wait_for(STEPS)
             errors = dict(tracer.guard.errors)
             expected, seen = tracer.metrics.expected_sites, tracer.metrics.seen_sites
@@ -157,7 +189,7 @@ def trace(
         finally:
             moetrace.shutdown()
     _same(plain, run(), "uninstrumented")
-    return Traced(report, records, errors, expected, seen)
+    return Traced(report, records, errors, expected, seen, (breaks[0], breaks[1]))
 
 
 def run_unsampled(tracer: Any, run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
@@ -220,6 +252,11 @@ def report(traced: Traced, **facts: Any) -> None:
         "phases": list(traced.report.phases),
         # The same in every step and layer, or each of them.
         "sequences": sorted({" ".join(sequence(r, layer)) for r in traced.records for layer in layers}),
+        "backward": sorted(
+            {" ".join(sequence(r, layer, Direction.BACKWARD)) for r in traced.records for layer in layers}
+        ),
+        "graph_breaks": traced.graph_breaks,
+        "graphs": graphs_compiled(),
         "traffic": [(t.layer, t.phase, t.row_bytes, list(t.rows)) for t in record.traffic],
         "kinds": sorted({row.kind for row in record.experts}),
         **facts,

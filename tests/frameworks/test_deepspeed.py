@@ -15,6 +15,10 @@ EXCHANGED = (
     "unpermute combine combine! combine unpermute"
 )
 ALONE = "router permute expert_gemm unpermute"
+BACKWARD = (
+    "unpermute combine combine! combine unpermute expert_gemm permute dispatch dispatch! dispatch "
+    "permute router"
+)
 CPU = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(root() / "deepspeed" / "extensions")}
 
 
@@ -44,6 +48,23 @@ def test_layers_show_both_exchanges_and_count_admitted_and_dropped(
         for _, _, _, rows in rank["traffic"]:
             assert len(set(rows)) == 1, "rows are padded to the capacity: every rank gets as many"
     assert any(any(pairs) for rank in found for pairs in rank["dropped"].values()), "nothing was dropped"
+
+
+def test_backward_is_told_apart_by_phase_with_its_exchanges() -> None:
+    """The exchanges of the backward are its barriers, in the other order."""
+    python = interpreter("deepspeed", "deepspeed")
+    for rank in reports(run_case(python, "gshard_layers", "deepspeed", "2", ranks=2, **CPU)):
+        assert rank["backward"] == [BACKWARD]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_compiled_layers_show_the_same_phases_and_counts(ranks: int) -> None:
+    """What Dynamo cannot follow breaks the graphs; phases and counts are those of the eager run."""
+    python = interpreter("deepspeed", "deepspeed")
+    for rank in reports(run_case(python, "gshard_layers", "deepspeed", "2", "compiled", ranks=ranks, **CPU)):
+        assert rank["graphs"] > 0, "nothing was compiled"
+        assert rank["sequences"] == [EXCHANGED if ranks > 1 else ALONE]
+        assert rank["kinds"] == ["dropped", "routed"]
 
 
 def test_autoep_layers_are_found_after_the_engine_has_put_them_in() -> None:

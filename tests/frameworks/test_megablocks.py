@@ -21,4 +21,6 @@ def test_layers_show_asynchronous_exchanges_and_exact_counts(ranks: int) -> None
     for rank in reports(run_case(python, "megablocks_layers", ranks=ranks)):
         assert rank["adapters"] == ["megablocks"]
         assert rank["sequences"] == [SEQUENCES[ranks]]
+        if ranks == 1:
+            assert rank["backward"] == ["unpermute expert_gemm permute router"]
         assert rank["kinds"] == (["received", "routed"] if ranks > 1 else ["routed"])

@@ -30,6 +30,11 @@ CASES = {
     ("alltoall", "none", 1): "router permute expert_gemm unpermute",
 }
 
+BACKWARD = {
+    ("alltoall", "none", 2): "unpermute combine combine! combine unpermute expert_gemm permute dispatch "
+    "dispatch! dispatch dispatch! dispatch permute router"
+}
+
 
 @pytest.mark.parametrize(("dispatcher", "shared", "ranks"), CASES)
 def test_layers_show_the_dispatchers_phases_and_exact_counts(
@@ -43,8 +48,19 @@ def test_layers_show_the_dispatchers_phases_and_exact_counts(
         assert rank["layers"] == [0, 1], "layer numbers of the framework, counted from 0"
         assert rank["sequences"] == [CASES[dispatcher, shared, ranks]]
         assert rank["kinds"] == (["received", "routed"] if ranks > 1 else ["routed"])
+    if (dispatcher, shared, ranks) in BACKWARD:
+        assert {name for rank in found for name in rank["backward"]} == {BACKWARD[dispatcher, shared, ranks]}
     if dispatcher == "alltoall" and ranks > 1:
         _check_traffic(found)
+
+
+def test_compiled_routers_and_experts_show_the_same_phases_and_counts() -> None:
+    """Its dispatchers call CUDA streams, whose stand-ins cannot be traced: they stay as they are."""
+    python = interpreter("megatron", "megatron.core")
+    (rank,) = reports(run_case(python, "megatron", "alltoall", "none", "compiled"))
+    assert rank["graphs"] > 0, "nothing was compiled"
+    assert rank["sequences"] == [CASES["alltoall", "none", 1]]
+    assert rank["kinds"] == ["routed"]
 
 
 def _check_traffic(found: list[dict[str, object]]) -> None:

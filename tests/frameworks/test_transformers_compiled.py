@@ -15,7 +15,7 @@ from moetrace.config import Config  # noqa: E402
 from moetrace.context import RankContext  # noqa: E402
 from moetrace.testing import MemoryEmitter  # noqa: E402
 from moetrace.tracer import Tracer  # noqa: E402
-from moetrace_schemas.enums import CountKind, Phase  # noqa: E402
+from moetrace_schemas.enums import CountKind, Direction, Phase  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -27,10 +27,10 @@ def _fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def tiny_model(experts: str) -> Any:
-    """A whole Qwen3-MoE of two layers, eight experts, two per token."""
+def tiny_model(experts: str, family: str = "Qwen3Moe") -> Any:
+    """A whole model of two layers, eight experts, two per token."""
     torch.manual_seed(0)
-    config = transformers.Qwen3MoeConfig(
+    config = getattr(transformers, f"{family}Config")(
         vocab_size=64,
         hidden_size=16,
         intermediate_size=32,
@@ -39,13 +39,12 @@ def tiny_model(experts: str) -> Any:
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=8,
-        num_experts=8,
+        **{"num_local_experts" if family == "Mixtral" else "num_experts": 8},
         num_experts_per_tok=2,
-        decoder_sparse_step=1,
         use_cache=False,
     )
     config._experts_implementation = experts
-    model = transformers.Qwen3MoeForCausalLM(config).eval()
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     model.set_experts_implementation(experts)
     return model
 
@@ -72,6 +71,15 @@ def run(model: Any, *, backward: bool) -> list[torch.Tensor]:
     return [output.logits.detach(), output.loss.detach(), *gradients]
 
 
+def backward_phases(step: Any) -> list[tuple[int, Phase]]:
+    """Phases of the backward in order, without what lies between layers."""
+    return [
+        (row.layer, row.phase)
+        for row in step.phases
+        if row.direction is Direction.BACKWARD and row.phase is not Phase.OUTSIDE
+    ]
+
+
 def breaks() -> int:
     """Graph breaks since the counters were cleared."""
     return sum(torch._dynamo.utils.counters["graph_break"].values())
@@ -81,19 +89,20 @@ NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="inducto
 
 
 @pytest.mark.parametrize(
-    ("backend", "experts", "backward"),
+    ("family", "backend", "experts", "backward"),
     [
-        ("aot_eager", "batched_mm", False),
-        ("aot_eager", "batched_mm", True),
-        ("aot_eager", "grouped_mm", True),
-        pytest.param("inductor", "batched_mm", True, marks=NEEDS_COMPILER),
+        ("Qwen3Moe", "aot_eager", "batched_mm", False),
+        ("Qwen3Moe", "aot_eager", "batched_mm", True),
+        ("Qwen3Moe", "aot_eager", "grouped_mm", True),
+        ("Mixtral", "aot_eager", "batched_mm", True),
+        pytest.param("Qwen3Moe", "inductor", "batched_mm", True, marks=NEEDS_COMPILER),
     ],
 )
 def test_a_compiled_model_has_no_more_graph_breaks_and_the_same_numbers(
-    backend: str, experts: str, backward: bool
+    family: str, backend: str, experts: str, backward: bool
 ) -> None:
     """Graph breaks, outputs and gradients equal those of the compiled model without tracing, bit for bit."""
-    model = tiny_model(experts)
+    model = tiny_model(experts, family)
     torch._dynamo.utils.counters.clear()
     plain = run(torch.compile(model, backend=backend), backward=backward)
     without = breaks()
@@ -120,5 +129,7 @@ def test_a_compiled_model_has_no_more_graph_breaks_and_the_same_numbers(
     for layer in (0, 1):
         phases = {row.phase for row in step.phases if row.layer == layer}
         assert {Phase.ROUTER, Phase.EXPERT_GEMM} <= phases
+    assert backward_phases(step) == backward_phases(expected)
+    assert bool(backward_phases(step)) == backward
     assert tracer.guard.errors == {}
     tracer.shutdown()

@@ -40,7 +40,7 @@ _EXCHANGES = (Phase.DISPATCH, Phase.COMBINE)
 _EXCLUDED = {
     code: kind.value
     for code, kind in COUNT_KIND_BY_CODE.items()
-    if kind not in (CountKind.ROUTED, CountKind.RECEIVED, CountKind.EXECUTED)
+    if kind not in (CountKind.ROUTED, CountKind.RECEIVED, CountKind.EXECUTED, CountKind.PHYSICAL)
 }
 _ROUTED = next(code for code, kind in COUNT_KIND_BY_CODE.items() if kind is CountKind.ROUTED)
 

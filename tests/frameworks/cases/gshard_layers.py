@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from frameworks.checks import Truth, check, report, trace
+from frameworks.checks import Truth, check, compile_layers, report, trace
 from moetrace.demo.leave import leave
 from moetrace_schemas.enums import CountKind
 
@@ -98,8 +98,9 @@ class DeepSpeedBlocks(nn.Module):
         return moe
 
 
-def look_at_arrivals(model: Any, truth: Truth, arrived: Arrived) -> None:
-    """Count rows that are not padding, by source rank and local expert."""
+def look_at_arrivals(model: Any, truth: Truth, arrived: Arrived) -> list[Any]:
+    """Count rows that are not padding, by source rank and local expert; returns the hooks that do."""
+    hooks = []
     for number in range(LAYERS):
         experts = model.moe(number).experts
 
@@ -112,9 +113,12 @@ def look_at_arrivals(model: Any, truth: Truth, arrived: Arrived) -> None:
 
         if isinstance(experts, nn.ModuleList):
             for at, expert in enumerate(experts):
-                expert.register_forward_pre_hook(lambda _, args, at=at, look=look: look(at, args[0]))
+                hooks.append(
+                    expert.register_forward_pre_hook(lambda _, args, at=at, look=look: look(at, args[0]))
+                )
         else:
-            experts.register_forward_pre_hook(lambda _, args, look=look: look(0, args[0]))
+            hooks.append(experts.register_forward_pre_hook(lambda _, args, look=look: look(0, args[0])))
+    return hooks
 
 
 def main() -> None:
@@ -147,7 +151,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(rank)
     hidden = torch.randn(2, 6, HIDDEN, generator=generator)
     truth, arrived = Truth(), Arrived()
-    look_at_arrivals(model, truth, arrived)
+    hooks = look_at_arrivals(model, truth, arrived)
 
     def run() -> list[torch.Tensor]:
         torch.manual_seed(7)  # gates draw noise
@@ -160,10 +164,17 @@ def main() -> None:
         return [loss.detach().clone(), tokens.grad, *gradients]
 
     saved: list[Arrived] = []
+
+    def step() -> list[torch.Tensor]:
+        return _keep(run(), arrived, truth, saved)
+
+    compiled = "compiled" in options
+    if compiled:
+        compile_layers(model.layers, truth, step, hooks)
     traced = trace(
         model,
-        lambda: _keep(run(), arrived, truth, saved),
-        truth=truth,
+        step,
+        truth=None if compiled else truth,
         owners=[dist, source, source._AllToAll],
     )
     everyone: list[Any] = [None] * ranks

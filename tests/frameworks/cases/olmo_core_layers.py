@@ -5,6 +5,7 @@ Its gather and scatter are GPU kernels; they are replaced by indexing that does 
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import version
 from typing import Any
 
@@ -16,7 +17,7 @@ from olmo_core.nn.moe import MoEConfig, MoERouterConfig, MoEType
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from frameworks.checks import Truth, check, report, trace
+from frameworks.checks import Truth, check, compile_layers, report, trace
 from moetrace.demo.leave import leave
 from moetrace_schemas.enums import CountKind
 
@@ -74,6 +75,7 @@ class Blocks(nn.Module):
 
 def main() -> None:
     """One configuration on this rank."""
+    compiled = sys.argv[1:] == ["compiled"]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -86,13 +88,14 @@ def main() -> None:
     generator = torch.Generator().manual_seed(5 + rank)
     hidden = torch.randn(2, 5 + rank, HIDDEN, generator=generator)
     truth = Truth()
+    hooks = []
     for number, layer in enumerate(model.layers):
 
         def look(module: Any, args: Any, kwargs: Any, number: int = number) -> None:
             logits = args[0].reshape(-1, HIDDEN) @ module.weight.view(EXPERTS, HIDDEN).t()
             truth.add_ids(number, logits.topk(TOP_K).indices, EXPERTS)
 
-        layer.router.register_forward_pre_hook(look, with_kwargs=True)
+        hooks.append(layer.router.register_forward_pre_hook(look, with_kwargs=True))
 
     def run() -> list[torch.Tensor]:
         model.zero_grad()
@@ -102,7 +105,9 @@ def main() -> None:
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         return [out.detach().clone(), tokens.grad, *(_local(g).clone() for g in gradients)]
 
-    traced = trace(model, run, truth=truth, owners=[dist, dist.Work, ops])
+    if compiled:
+        compile_layers(model.layers, truth, run, hooks)
+    traced = trace(model, run, truth=None if compiled else truth, owners=[dist, dist.Work, ops])
     kinds = [CountKind.ROUTED]
     if ranks > 1:
         kinds.append(CountKind.RECEIVED)

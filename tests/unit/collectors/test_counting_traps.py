@@ -7,10 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from moetrace_collectors.decode import decode
 from moetrace_collectors.load.balancedness import balancedness_mean, balancedness_sum
 from moetrace_collectors.model import ExpertCounts, JoinedStep, RankStep
+from moetrace_collectors.sinks.clickhouse_columns import expert_loads
 from moetrace_collectors.summary import layer_loads
-from moetrace_collectors.testing import SyntheticRun
+from moetrace_collectors.testing import SyntheticRun, request
 from moetrace_schemas.enums import COUNT_KIND_CODE, ClosedBy, CountKind, ForwardMode
 
 RUN = SyntheticRun(world_size=2, num_layers=2, num_experts=4)
@@ -70,3 +72,17 @@ def test_balancedness_has_several_definitions() -> None:
     rank_loads = np.array([[30.0, 10.0], [1.0, 1.0]])
     assert balancedness_mean(rank_loads) == pytest.approx((20 / 30 + 1) / 2)
     assert balancedness_sum(rank_loads) == pytest.approx(21 / 31)
+
+
+def test_pairs_by_slot_are_beside_those_by_expert() -> None:
+    """More slots than experts survive the wire, as rows of their own kind; load is by expert as before."""
+    first, second = RUN.step(0)
+    physical = ExpertCounts(
+        layer=0, kind=COUNT_KIND_CODE[CountKind.PHYSICAL], counts=np.array([2, 0, 1, 3, 0, 5])
+    )
+    sent = replace(first, experts=(*first.experts, physical))
+    (got,) = decode(request([sent]), max_world_size=1024).rank_steps
+    assert layer_loads(joined(got, second)) == layer_loads(joined(first, second))
+    stored = expert_loads([got]).arrow.to_pylist()
+    slots = {row["expert"]: row["count"] for row in stored if row["count_kind"] == CountKind.PHYSICAL}
+    assert slots == {0: 2, 2: 1, 3: 3, 5: 5}

@@ -197,7 +197,7 @@ def test_a_bad_phase_block_says_where(block: bytes, message: str) -> None:
         (
             attributes.COLUMNS_EXPERTS,
             pack(EXPERTS, [[0], [9], [1]], [3]),
-            "column count_kind: unknown code 9, 0 to 7 are known",
+            "column count_kind: unknown code 9, 0 to 8 are known",
         ),
         (
             attributes.COLUMNS_EXPERTS,

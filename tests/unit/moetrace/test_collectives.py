@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
-from moetrace.instrument.install import handle_of, tensor_handles, work_handles
+from moetrace.instrument.wait_handles import handle_of, tensor_handles, work_handles
 from moetrace_schemas.columns import RowFlag
 
 from .conftest import Recording

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
+from compiled_models import Decoder, Router, Ticks, equal, train
 from moetrace.instrument.recorders import key_of
 from moetrace.record.sites import Role, Site
 from moetrace.timing.clock import HostClock
@@ -22,106 +22,11 @@ BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=NEEDS_COMPILER)
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
-class Ticks:
-    """A host clock that moves by 10 ns with every look."""
-
-    def __init__(self) -> None:
-        self.ns = 0
-
-    def now_ns(self) -> int:
-        """The time, ns."""
-        self.ns += 10
-        return self.ns
-
-
-class Router(nn.Module):
-    """Top-2 of 4, as most routers return it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(4, 8))
-
-    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(logits, weights, ids)."""
-        logits = tokens @ self.weight.t()
-        weights, ids = logits.softmax(-1).topk(2, dim=-1)
-        return logits, weights, ids
-
-
-class Experts(nn.Module):
-    """All experts over all tokens, so that nothing depends on the data."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_experts = 4
-        self.up = nn.Parameter(torch.randn(4, 8, 16) / 3)
-        self.down = nn.Parameter(torch.randn(4, 16, 8) / 4)
-
-    def forward(self, tokens: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Sum of the chosen experts."""
-        each = torch.einsum(
-            "eth,ehd->etd", nn.functional.silu(torch.einsum("td,edh->eth", tokens, self.up)), self.down
-        )
-        share = torch.zeros(len(tokens), 4).scatter_add(1, ids, weights)
-        return torch.einsum("etd,te->td", each, share)
-
-
-class Block(nn.Module):
-    """A MoE block as transformers 5 builds it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.experts = Router(), Experts()
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Hidden states to hidden states."""
-        _, weights, ids = self.gate(tokens)
-        return self.experts(tokens, ids, weights)
-
-
-class Decoder(nn.Module):
-    """Two blocks with something between them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(Block() for _ in range(2))
-        self.norm = nn.LayerNorm(8)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Hidden states to hidden states."""
-        for layer in self.layers:
-            tokens = tokens + layer(self.norm(tokens))
-        return tokens
-
-
 @pytest.fixture(autouse=True)
 def _fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-
-
-def train(
-    model: Callable[[torch.Tensor], torch.Tensor], parameters: Iterator[nn.Parameter]
-) -> list[torch.Tensor]:
-    """Output and gradients of one forward and backward."""
-    torch.manual_seed(1)
-    tokens = torch.randn(6, 8, requires_grad=True)
-    output = model(tokens)
-    output.square().sum().backward()
-    assert tokens.grad is not None
-    gradients = []
-    for parameter in parameters:
-        assert parameter.grad is not None
-        gradients.append(parameter.grad.clone())
-        parameter.grad = None
-    return [output.detach(), tokens.grad, *gradients]
-
-
-def equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
-    """Bit for bit."""
-    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
 @every_backend
@@ -355,3 +260,118 @@ def test_switched_off_a_compiled_graph_holds_nothing_of_ours(record: Make) -> No
     assert {row.phase for row in step.phases} == {Phase.OUTSIDE}
     assert step.experts == ()
     assert "moetrace" not in str(graphs[0].graph)
+
+
+@NEEDS_COMPILER
+def test_inductor_keeps_marks_in_order_and_the_work_between_them(record: Make) -> None:
+    """In the code that inductor writes, marks are plain calls as in the graph, around what they stand for.
+
+    The experts here do not wait for the router, so that nothing but the marks keeps them behind it.
+    """
+    from torch._inductor.utils import run_and_get_code
+
+    recording = record(clock=HostClock(Ticks().now_ns))
+    tracer = recording.tracer
+    experts = tracer.wrap(layer=0, experts=lambda rows: rows @ torch.ones(8, 8)).experts
+    router = tracer.wrap(layer=0, router=lambda rows: (rows.softmax(-1) + 1).log()).router
+    combine = tracer.wrap(layer=0, combine=lambda one, other: one * other).combine
+
+    def layer(rows: torch.Tensor) -> torch.Tensor:
+        chosen = router(rows)
+        return combine(experts(rows), chosen)
+
+    with torch.no_grad():
+        _, (code,) = run_and_get_code(torch.compile(layer, fullgraph=True), torch.randn(4, 8))
+    lines = [line.strip() for line in code.partition("def call(")[2].splitlines()]
+    key = key_of(tracer)
+    sites = {site.name: number for number, site in enumerate(tracer.sites.sites)}
+    numbers = [sites[name] for name in ("wrap.router[0]", "wrap.experts[0]", "wrap.combine[0]")]
+    marks = [f"moetrace_{mark}({key}, {number})" for number in numbers for mark in ("begin", "end")]
+    assert [line for line in lines if line.startswith("moetrace_")] == marks
+    (product,) = [at for at, line in enumerate(lines) if line.startswith("extern_kernels.mm(")]
+    assert lines.index(marks[2]) < product < lines.index(marks[3])
+    assert "torch.ops.moetrace" not in code
+
+
+def test_sampling_does_not_compile_anything_again(record: Make) -> None:
+    """Recorded steps, steps that are sampled out and calls outside of steps run the same graph."""
+    recording = record(clock=HostClock(Ticks().now_ns), sample="1/3")
+    model = Decoder()
+    recording.tracer.instrument(model)
+    run: Any = torch.compile(model, backend="aot_eager", fullgraph=True)
+    run(torch.randn(6, 8))
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for number in range(9):
+        with recording.tracer.step(number):
+            run(torch.randn(6, 8))
+    run(torch.randn(6, 8))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+    assert 0 < len(recording.records()) < 10
+
+
+def test_one_graph_with_a_free_number_of_tokens_is_recorded_for_each(record: Make) -> None:
+    """Dynamic shapes: marks and counts take what comes."""
+    recording = record(clock=HostClock(Ticks().now_ns))
+    model = Decoder()
+    recording.tracer.instrument(model)
+    run: Any = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    torch._dynamo.utils.counters.clear()
+    for tokens in (5, 9, 17):
+        with torch.no_grad(), recording.tracer.step():
+            run(torch.randn(tokens, 8))
+    counted = [
+        sum(sum(row.counts) for row in step.experts if row.kind is CountKind.ROUTED)
+        for step in recording.records()
+    ]
+    assert counted == [20, 36, 68]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_what_was_traced_again_after_a_reset_is_recorded_again(record: Make) -> None:
+    """torch._dynamo.reset() drops graphs; those made anew hold marks of the same sites."""
+    recording = record(clock=HostClock(Ticks().now_ns))
+    model = Decoder()
+    recording.tracer.instrument(model)
+    run: Any = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for _ in range(2):
+        with torch.no_grad(), recording.tracer.step():
+            run(torch.randn(6, 8))
+        torch._dynamo.reset()
+    first, second = recording.records()
+    assert [(row.layer, row.phase) for row in first.phases] == [
+        (row.layer, row.phase) for row in second.phases
+    ]
+    assert {row.layer for row in first.phases if row.phase is Phase.ROUTER} == {0, 1}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_submodule_that_is_compiled_alone_is_recorded_with_the_rest(record: Make, when: str) -> None:
+    """A compiled layer beside one that is not, whichever of compile and instrument came first."""
+    recording = record(clock=HostClock(Ticks().now_ns))
+    model = Decoder()
+    if when == "before":
+        model.layers[0].experts.compile(backend="aot_eager", fullgraph=True)
+    recording.tracer.instrument(model)
+    if when == "after":
+        model.layers[0].experts.compile(backend="aot_eager", fullgraph=True)
+    with torch.no_grad(), recording.tracer.step():
+        model(torch.randn(6, 8))
+    (step,) = recording.records()
+    seen = [(row.layer, row.phase) for row in step.phases if row.phase in (Phase.ROUTER, Phase.FUSED)]
+    assert seen == [(layer, phase) for layer in (0, 1) for phase in (Phase.ROUTER, Phase.FUSED)]
+    assert [sum(row.counts) for row in step.experts if row.kind is CountKind.ROUTED] == [12, 12]
+
+
+@NEEDS_COMPILER
+def test_reduce_overhead_is_recorded_like_the_default(record: Make) -> None:
+    """Without a device there are no graphs to capture: the same code, the same phases."""
+    recording = record(clock=HostClock(Ticks().now_ns))
+    model = Decoder()
+    recording.tracer.instrument(model)
+    run: Any = torch.compile(model, mode="reduce-overhead", fullgraph=True)
+    for _ in range(2):
+        with torch.no_grad(), recording.tracer.step():
+            run(torch.randn(6, 8))
+    step = recording.records()[1]
+    seen = [(row.layer, row.phase) for row in step.phases if row.phase in (Phase.ROUTER, Phase.FUSED)]
+    assert seen == [(layer, phase) for layer in (0, 1) for phase in (Phase.ROUTER, Phase.FUSED)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -15,10 +16,11 @@ from moetrace.instrument.wrap import timed
 from moetrace.record.buffer import TICKET_SHIFT
 from moetrace.record.replays import EMPTY_EVENTS, CapturedGraph, Replay, replayed_calls, without_events
 from moetrace.record.sites import Role, Site
-from moetrace.testing import FakeDevice, FakeGraph
+from moetrace.testing import FakeDevice, FakeGraph, FakeTime
 from moetrace_schemas.columns import RowFlag
 from moetrace_schemas.enums import CountKind, Phase, SkipReason
 
+from . import deep_ep_package as deep_ep
 from .intervals import lines
 
 Make = Callable[..., Any]
@@ -158,6 +160,48 @@ def test_counts_of_a_replay_are_those_of_its_step_only(record: Make, device: Fak
     step = finish_step(recording, device, 1)
     (row,) = [row for row in step.experts if row.kind is CountKind.ROUTED]
     assert row.counts == (2, 4, 2, 0)
+
+
+def test_rows_received_in_a_replay_are_counted(
+    record: Make, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The add is captured behind the hook that receives; numbers of another rank's experts stay zero; kinds
+    of a layer that a graph counted are not held against each other.
+    """
+    monkeypatch.setitem(sys.modules, "deep_ep", deep_ep.package(deep_ep.Buffer))
+    recording = record(clock=device.clock())
+    layer = Layer(recording, device)
+    arriving = deep_ep.Arriving([[0, -1], [1, 1]], 2, 1, 2)
+    buffer = deep_ep.Buffer(FakeTime(), arriving)
+    ids = torch.tensor([[0, 1], [1, 2]])
+    graph: FakeGraph = device.graph_class(device)
+    graph.capture_begin()
+    layer.parts.router(ids)
+    *_, hook = buffer.low_latency_dispatch(torch.ones(2, 2), ids, 8, 4, return_recv_hook=True)
+    captured = recording.tracer.buffer.counter
+    (index,) = captured.at_exchange.values()
+    assert captured._rows[index].tolist() == [0] * len(captured._rows[index])
+    assert hook is not None
+    hook()
+    layer.parts.experts()
+    graph.capture_end()
+    assert captured._rows[index][1:5].tolist() == [0, 0, 1, 2]
+
+    def replay(items: Any) -> None:
+        captured.add(0, ids)
+        captured.add_local_counts(index, arriving.counts, arriving.rank)
+
+    captured.zero()
+    graph.device.replay = replay  # type: ignore[method-assign]
+    graph.replay()
+    with recording.tracer.step():
+        graph.replay()
+        graph.replay()
+    step = finish_step(recording, device, 1)
+    counts = {row.kind: row.counts for row in step.experts}
+    assert counts == {CountKind.ROUTED: (2, 4, 2, 0), CountKind.RECEIVED: (0, 0, 2, 4)}
+    assert step.violations == ()
+    assert recording.tracer.guard.errors == {}
 
 
 def graph_marks(recording: Any) -> Any:

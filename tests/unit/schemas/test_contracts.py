@@ -71,6 +71,7 @@ def test_count_kind_codes_are_frozen() -> None:
         5: "recompute",
         6: "executed",
         7: "dummy",
+        8: "physical",
     }
 
 

@@ -5,7 +5,7 @@ SELECT forward_mode, layer, count_kind, sum(count) AS pairs, round(pairs / any(r
 FROM
 (
     SELECT forward_mode, layer, count_kind, count FROM expert_load_minutes
-    WHERE run_id = {run:String} AND count_kind NOT IN ('routed', 'received', 'executed') AND minute > (SELECT max(last_step_time) FROM v_runs WHERE run_id = {run:String}) - INTERVAL {hours:UInt32} HOUR
+    WHERE run_id = {run:String} AND count_kind NOT IN ('routed', 'received', 'executed', 'physical') AND minute > (SELECT max(last_step_time) FROM v_runs WHERE run_id = {run:String}) - INTERVAL {hours:UInt32} HOUR
 ) AS others
 INNER JOIN
 (

@@ -1,140 +1,189 @@
-"""DeepEP against a fake buffer with the signatures of deep_ep.Buffer: events, receive hooks, plain calls."""
+"""DeepEP against a stand-in with its signatures: events, hooks, deferred and plain calls, rows received."""
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import moetrace
-from moetrace.adapters import deepep
+from moetrace.record.types import StepRecord
 from moetrace.testing import FakeTime, MemoryEmitter
 from moetrace.timing.clock import HostClock
 from moetrace_schemas.columns import RowFlag
-from moetrace_schemas.enums import Phase
+from moetrace_schemas.enums import CountKind, Phase
+from unit.moetrace import deep_ep_package as deep_ep
 
-SEND_NS, RECEIVE_NS, GEMM_NS = 10, 100, 50
+GEMM_NS, ROUTER_NS = 50, 20
+SEND_NS, RECEIVE_NS, LAYOUT_NS = deep_ep.SEND_NS, deep_ep.RECEIVE_NS, deep_ep.LAYOUT_NS
+EXPERTS, RANK, RANKS = 6, 1, 2
+IDS = torch.tensor([[0, 4], [3, 5]])
+ARRIVING = deep_ep.Arriving([[0, -1], [1, 2], [1, -1]], EXPERTS // RANKS, RANK, RANKS)
+RECEIVED = [0, 0, 0, 1, 2, 1]
 
-
-class EventOverlap:
-    """As deep_ep.utils.EventOverlap: without an event the call has ended."""
-
-    def __init__(self, time: FakeTime, event: object | None) -> None:
-        self.time, self.event = time, event
-
-    def current_stream_wait(self) -> None:
-        """The current stream waits."""
-        self.time.advance(RECEIVE_NS)
+Between = Callable[[], None]
+X = torch.ones(2, 2)
 
 
-class Buffer:
-    """Sends at once; receives in the call, at the event or in the hook."""
-
-    def __init__(self, time: FakeTime) -> None:
-        self.time = time
-
-    def dispatch(
-        self, x: torch.Tensor, handle: Any = None, topk_idx: Any = None, async_finish: bool = False
-    ) -> Any:
-        """(recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event)."""
-        return x, None, None, [2, 3], ("handle",), self._event(async_finish)
-
-    def combine(self, x: torch.Tensor, handle: Any, async_finish: bool = False) -> Any:
-        """(combined_x, combined_topk_weights, event)."""
-        return x, None, self._event(async_finish)
-
-    def low_latency_dispatch(
-        self,
-        x: torch.Tensor,
-        topk_idx: Any,
-        max_tokens: int,
-        num_experts: int,
-        return_recv_hook: bool = False,
-    ) -> Any:
-        """(recv_x, recv_count, handle, event, hook)."""
-        return x, torch.ones(2), ("handle",), EventOverlap(self.time, None), self._hook(return_recv_hook)
-
-    def low_latency_combine(
-        self, x: torch.Tensor, topk_idx: Any, topk_weights: Any, handle: Any, return_recv_hook: bool = False
-    ) -> Any:
-        """(combined_x, event, hook)."""
-        return x, EventOverlap(self.time, None), self._hook(return_recv_hook)
-
-    def _event(self, async_finish: bool) -> EventOverlap:
-        self.time.advance(SEND_NS if async_finish else SEND_NS + RECEIVE_NS)
-        return EventOverlap(self.time, object() if async_finish else None)
-
-    def _hook(self, return_recv_hook: bool) -> Callable[[], None] | None:
-        self.time.advance(SEND_NS if return_recv_hook else SEND_NS + RECEIVE_NS)
-        return (lambda: self.time.advance(RECEIVE_NS)) if return_recv_hook else None
+def legacy(buffer: deep_ep.Buffer, between: Between, experts: Between, style: str, **more: Any) -> None:
+    """Normal kernels of 1.x: layout, dispatch, combine; waits as `style` says."""
+    later = style != "plain"
+    per_rank, _, per_expert, in_rank, event = buffer.get_dispatch_layout(
+        topk_idx=IDS, num_experts=EXPERTS, previous_event=buffer.capture(), async_finish=later
+    )
+    *_, handle, event = buffer.dispatch(
+        X,
+        num_tokens_per_rank=per_rank,
+        is_token_in_rank=in_rank,
+        num_tokens_per_expert=per_expert,
+        topk_idx=IDS,
+        topk_weights=torch.ones(2, 2),
+        previous_event=event,
+        async_finish=later,
+        allocate_on_comm_stream=later,
+        **more,
+    )
+    _wait(event, between, style)
+    experts()
+    *_, event = buffer.combine(X, handle, async_finish=later, allocate_on_comm_stream=later)
+    _wait(event, lambda: None, style)
 
 
-class Layer(nn.Module):
-    """One MoE layer that exchanges by a buffer; `overlap` computes between sending and receiving."""
+def low_latency(buffer: deep_ep.Buffer, between: Between, experts: Between, style: str, **more: Any) -> None:
+    """Low-latency kernels: by hook, by event, or at once."""
+    how = {"async_finish": style == "event", "return_recv_hook": style == "hook"}
+    *_, handle, event, hook = buffer.low_latency_dispatch(X, IDS, 8, EXPERTS, use_fp8=False, **how)
+    _end(event, hook, between, style)
+    experts()
+    _, event, hook = buffer.low_latency_combine(X, IDS, torch.ones(2, 2), handle, **how)
+    _end(event, hook, lambda: None, style)
 
-    def __init__(self, buffer: Buffer, style: str, overlap: bool) -> None:
-        super().__init__()
-        self.buffer, self.style, self.overlap = buffer, style, overlap
 
-    def experts(self, x: torch.Tensor) -> torch.Tensor:
-        """The experts."""
-        self.buffer.time.advance(GEMM_NS)
-        return x
+def second(buffer: Any, between: Between, experts: Between, style: str, **more: Any) -> None:
+    """Buffers of 2.x; `deferred` gets its results from the wait."""
+    later = style != "plain"
+    if style == "deferred":
+        event = buffer.dispatch(
+            X, IDS, num_experts=EXPERTS, async_with_compute_stream=True, defer_epilogue=True, **more
+        )
+        between()
+        *_, handle = event.current_stream_wait(release_handle=True)
+        experts()
+        event = buffer.combine(X, handle, async_with_compute_stream=True, defer_epilogue=True)
+        rows, _ = event.current_stream_wait()
+        assert rows is X
+        return
+    *_, handle, event = buffer.dispatch(X, IDS, num_experts=EXPERTS, async_with_compute_stream=later, **more)
+    assert isinstance(event, deep_ep.EventOverlap2), "what the caller gets is the event itself"
+    _wait(event, between, style)
+    experts()
+    *_, event = buffer.combine(X, handle, async_with_compute_stream=later)
+    _wait(event, lambda: None, style)
 
-    def shared(self) -> None:
-        """Work that hides the exchange."""
-        self.buffer.time.advance(GEMM_NS)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Dispatch, experts, combine."""
-        if self.style == "low latency":
-            x, _, handle, _, hook = self.buffer.low_latency_dispatch(x, None, 8, 4, return_recv_hook=True)
-            self._between()
-            hook()
-            x, _, hook = self.buffer.low_latency_combine(
-                self.experts(x), None, None, handle, return_recv_hook=True
-            )
-            hook()
-            return x
-        later = self.style == "event"
-        x, _, _, _, handle, event = self.buffer.dispatch(x, async_finish=later)
-        self._between()
-        self._wait(event, later)
-        x, _, event = self.buffer.combine(self.experts(x), handle, async_finish=later)
-        self._wait(event, later)
-        return x
+def hybrid(
+    buffer: deep_ep.HybridEPBuffer, between: Between, experts: Between, style: str, **more: Any
+) -> None:
+    """Permute and dispatch in one call."""
+    *_, handle = buffer.dispatch_with_permute(hidden=X, topk_idx=IDS, num_of_experts=EXPERTS)
+    experts()
+    buffer.combine_with_unpermute(hidden=X, handle=handle)
 
-    def _between(self) -> None:
-        if self.overlap:
-            self.shared()
 
-    def _wait(self, event: EventOverlap, later: bool) -> None:
-        if later:
+def _wait(event: Any, between: Between, style: str) -> None:
+    if style == "block":
+        with event:
+            between()
+    else:
+        between()
+        if event.event is not None:
             event.current_stream_wait()
 
 
-def _rows(
-    monkeypatch: pytest.MonkeyPatch, style: str, overlap: bool = False
-) -> list[tuple[Phase, bool, int]]:
-    package: Any = ModuleType("deep_ep")
-    package.Buffer, package.EventOverlap = Buffer, EventOverlap
-    monkeypatch.setitem(sys.modules, "deep_ep", package)
-    before = {name: vars(Buffer).get(name) for name in deepep.METHODS}
+def _end(event: Any, hook: Any, between: Between, style: str) -> None:
+    between()
+    if style == "hook":
+        hook()
+    elif event.event is not None:
+        event.current_stream_wait()
+
+
+CALLS: dict[str, tuple[type, type, Any]] = {
+    "legacy": (deep_ep.Buffer, deep_ep.EventOverlap1, legacy),
+    "low latency": (deep_ep.Buffer, deep_ep.EventOverlap1, low_latency),
+    "elastic": (deep_ep.ElasticBuffer, deep_ep.EventOverlap2, second),
+    "2.5": (deep_ep.EPBuffer, deep_ep.EventOverlap2, second),
+    "hybrid": (deep_ep.HybridEPBuffer, deep_ep.EventOverlap2, hybrid),
+}
+STYLES = [
+    ("legacy", "plain"),
+    ("legacy", "event"),
+    ("legacy", "block"),
+    ("low latency", "plain"),
+    ("low latency", "event"),
+    ("low latency", "hook"),
+    ("elastic", "plain"),
+    ("elastic", "event"),
+    ("elastic", "block"),
+    ("2.5", "event"),
+    ("2.5", "block"),
+    ("2.5", "deferred"),
+    ("hybrid", "plain"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _stopped() -> Iterator[None]:
+    yield
+    moetrace.shutdown(timeout_s=2)
+
+
+def _record(
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    style: str,
+    *,
+    overlap: bool = False,
+    layers: int = 1,
+    **more: Any,
+) -> StepRecord:
+    """One step of hand-written layers that exchange by a buffer; all callables are restored after it."""
+    owner, event, run = CALLS[call]
+    monkeypatch.setitem(sys.modules, "deep_ep", deep_ep.package(owner, event=event))
+    owners = (owner, event)
+    before = [dict(vars(one)) for one in owners]
+    signatures = {name: inspect.signature(value) for name, value in vars(owner).items() if callable(value)}
     time, emitter = FakeTime(), MemoryEmitter()
-    layer = Layer(Buffer(time), style, overlap)
-    moetrace.init(run_id="deepep", emitters=[emitter], endpoint="", clock=HostClock(time.now_ns))
-    parts = moetrace.wrap(layer=0, experts=layer.experts, shared_expert=layer.shared)
-    layer.experts, layer.shared = parts.experts, parts.shared_expert  # type: ignore[method-assign]
-    with moetrace.step(), moetrace.phase("fused", layer=0):
-        layer(torch.ones(2, 2))
+    buffer = owner(time, ARRIVING)
+    tracer = moetrace.init(run_id="deepep", emitters=[emitter], endpoint="", clock=HostClock(time.now_ns))
+    parts = [
+        moetrace.wrap(
+            layer=layer,
+            num_experts=EXPERTS,
+            router=lambda: (time.advance(ROUTER_NS), IDS)[1],
+            experts=lambda: time.advance(GEMM_NS),
+            shared_expert=lambda: time.advance(GEMM_NS),
+        )
+        for layer in range(layers)
+    ]
+    assert {name: inspect.signature(getattr(owner, name)) for name in signatures} == signatures
+    with moetrace.step():
+        for layer, part in enumerate(parts):
+            with moetrace.phase("fused", layer=layer):
+                part.router()
+                run(buffer, part.shared_expert if overlap else lambda: None, part.experts, style, **more)
+    assert tracer.guard.errors == {}
     (record,) = emitter.wait_for(1)
     moetrace.shutdown()
-    assert {name: vars(Buffer).get(name) for name in deepep.METHODS} == before
+    assert [dict(vars(one)) for one in owners] == before
+    return record
+
+
+def _rows(record: StepRecord) -> list[tuple[Phase, bool, int]]:
     return [
         (row.phase, bool(row.flags & RowFlag.BARRIER), row.duration_ns)
         for row in record.phases
@@ -142,20 +191,105 @@ def _rows(
     ]
 
 
-@pytest.mark.parametrize("style", ["plain", "event", "low latency"])
-def test_an_exchange_lasts_until_its_rows_are_there(monkeypatch: pytest.MonkeyPatch, style: str) -> None:
-    """In the call, at the event, or in the hook: send and receive are one barrier."""
-    rows = _rows(monkeypatch, style)
+def _received(record: StepRecord) -> dict[int, list[int]]:
+    return {row.layer: list(row.counts) for row in record.experts if row.kind is CountKind.RECEIVED}
+
+
+@pytest.mark.parametrize(("call", "style"), STYLES)
+def test_an_exchange_lasts_until_its_rows_are_there(
+    monkeypatch: pytest.MonkeyPatch, call: str, style: str
+) -> None:
+    """In the call, at the event, behind its `with` block, or in the hook: one barrier, sending included."""
+    rows = _rows(_record(monkeypatch, call, style))
     barriers = [(phase, ns) for phase, barrier, ns in rows if barrier]
     assert barriers == [(Phase.DISPATCH, SEND_NS + RECEIVE_NS), (Phase.COMBINE, SEND_NS + RECEIVE_NS)]
 
 
-@pytest.mark.parametrize("style", ["event", "low latency"])
+@pytest.mark.parametrize(("call", "style"), [each for each in STYLES if each[1] != "plain"])
 def test_work_between_send_and_receive_is_not_part_of_the_exchange(
-    monkeypatch: pytest.MonkeyPatch, style: str
+    monkeypatch: pytest.MonkeyPatch, call: str, style: str
 ) -> None:
     """Only the time that the receive is waited for is exposed."""
-    rows = _rows(monkeypatch, style, overlap=True)
+    rows = _rows(_record(monkeypatch, call, style, overlap=True))
     barriers = [(phase, ns) for phase, barrier, ns in rows if barrier]
     assert barriers == [(Phase.DISPATCH, RECEIVE_NS), (Phase.COMBINE, SEND_NS + RECEIVE_NS)]
     assert (Phase.SHARED_EXPERT, False, GEMM_NS) in rows
+
+
+def test_the_layout_is_local_work_before_the_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no exchange, and its event ends none."""
+    rows = _rows(_record(monkeypatch, "legacy", "event"))
+    assert rows[:3] == [
+        (Phase.ROUTER, False, ROUTER_NS),
+        (Phase.PERMUTE, False, LAYOUT_NS),
+        (Phase.DISPATCH, True, SEND_NS + RECEIVE_NS),
+    ]
+
+
+COUNTED: list[tuple[str, str, dict[str, Any]]] = [
+    ("legacy", "plain", {}),
+    ("legacy", "event", {}),
+    ("legacy", "event", {"expert_alignment": 4}),
+    ("legacy", "block", {"expert_alignment": 4}),
+    ("legacy", "event", {"num_worst_tokens": 64}),
+    ("low latency", "plain", {}),
+    ("low latency", "event", {}),
+    ("low latency", "hook", {}),
+    ("elastic", "event", {}),
+    ("2.5", "plain", {}),
+    ("2.5", "event", {"expert_alignment": 4}),
+    ("2.5", "event", {"do_cpu_sync": False}),
+    ("2.5", "event", {"do_cpu_sync": False, "expert_alignment": 4, "do_expand": True}),
+    ("2.5", "event", {"expert_alignment": 4, "do_expand": True}),
+    ("2.5", "deferred", {}),
+    ("2.5", "deferred", {"do_cpu_sync": False}),
+]
+
+
+@pytest.mark.parametrize(("call", "style", "more"), COUNTED)
+def test_rows_received_are_counted_once_they_are_there(
+    monkeypatch: pytest.MonkeyPatch, call: str, style: str, more: dict[str, Any]
+) -> None:
+    """Exactly, whatever the numbers are rounded up to; tensors are not read before the wait; layers apart."""
+    record = _record(monkeypatch, call, style, layers=2, **more)
+    assert _received(record) == {0: RECEIVED, 1: RECEIVED}
+
+
+@pytest.mark.parametrize(
+    ("call", "style", "more"),
+    [
+        ("2.5", "event", {"do_cpu_sync": False, "expert_alignment": 4}),
+        ("hybrid", "plain", {}),
+    ],
+)
+def test_numbers_that_are_not_exact_are_missing(
+    monkeypatch: pytest.MonkeyPatch, call: str, style: str, more: dict[str, Any]
+) -> None:
+    """Rounded up, with nothing exact beside them: missing, and not nearly right."""
+    assert _received(_record(monkeypatch, call, style, **more)) == {}
+
+
+def test_a_handle_that_is_used_again_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A further dispatch by the same layout (of a gradient above all) brings the same rows again."""
+
+    def twice(buffer: deep_ep.Buffer, between: Between, experts: Between, style: str) -> None:
+        legacy(buffer, between, experts, style)
+        assert buffer.dispatch(X, ("handle",))[3] is None
+
+    monkeypatch.setitem(CALLS, "legacy", (deep_ep.Buffer, deep_ep.EventOverlap1, twice))
+    assert _received(_record(monkeypatch, "legacy", "plain")) == {0: RECEIVED}
+
+
+def test_a_dispatch_without_a_counted_router_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose rows they are is then not known."""
+    monkeypatch.setitem(sys.modules, "deep_ep", deep_ep.package(deep_ep.Buffer))
+    time, emitter = FakeTime(), MemoryEmitter()
+    buffer = deep_ep.Buffer(time, ARRIVING)
+    tracer = moetrace.init(run_id="deepep", emitters=[emitter], endpoint="", clock=HostClock(time.now_ns))
+    parts = moetrace.wrap(layer=0, num_experts=EXPERTS, router=lambda: IDS)
+    with moetrace.step():
+        low_latency(buffer, lambda: None, lambda: None, "hook")
+        parts.router()
+    (record,) = emitter.wait_for(1)
+    assert tracer.guard.errors == {}
+    assert _received(record) == {}

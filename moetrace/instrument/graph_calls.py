@@ -1,0 +1,105 @@
+"""What inductor makes of marks: plain calls, in the order of the graph.
+
+As ops, marks go through torch's dispatcher into Python, some microseconds; as functions they cost what a
+Python call costs. The op stays in the graph until code is written.
+
+Inductor schedules by what is read and written, and a mark writes nothing: work that does not need what a
+mark reads would move across it, and marks across each other (seen with torch 2.13, effects or not). So
+each mark is a fence: what the graph has before it comes before it in the code, what it has behind it,
+behind. Only what is fused into something later moves with that.
+
+Where inductor has no register of such functions, its code calls the op; where it cannot be given an order,
+the order is what the marks read.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+logger = logging.getLogger("moetrace")
+
+_WITHOUT_READS = ("begin", "end", "backward_begin", "backward_end")
+_WITH_TENSORS = ("count_ids", "count_mask", "count_sizes")
+_STEPS = ("step_begin", "step_end")
+_MODULE = "moetrace.instrument.graph_marks"
+_registered = False
+
+
+def register_with_inductor() -> None:
+    """Tell inductor, once it is there: without it nobody asks. Never raises."""
+    global _registered
+    if _registered or "torch._inductor.compile_fx" not in sys.modules:
+        return
+    _registered = True
+    try:
+        from torch._inductor.codegen import custom_extern_kernel_codegen as registry
+
+        for name in (*_WITHOUT_READS, *_WITH_TENSORS):
+            registry.CUSTOM_EXTERN_KERNEL_CODEGEN[f"torch.ops.moetrace.{name}.default"] = (
+                registry.CustomCodegen(python=_writer(name, reads=name in _WITH_TENSORS))
+            )
+    except (ImportError, AttributeError, TypeError) as error:
+        logger.info("moetrace: marks in compiled graphs go through torch's dispatcher (%s)", error)
+    try:
+        from torch._inductor.lowering import lowerings
+
+        for name in (*_WITHOUT_READS, *_WITH_TENSORS, *_STEPS):
+            op = getattr(torch.ops.moetrace, name).default
+            lowerings[op] = _fence(op)
+    except (ImportError, AttributeError, TypeError) as error:
+        logger.info("moetrace: marks in compiled graphs are ordered by what they read (%s)", error)
+
+
+def _writer(name: str, *, reads: bool) -> Callable[[Any, Callable[[str], None]], None]:
+    """Writes one call; without `reads`, the first argument (a list of tensors) is left out."""
+
+    def write(node: Any, write_line: Callable[[str], None]) -> None:
+        from torch._inductor.virtualized import V
+
+        arguments = node.codegen_args()
+        V.graph.wrapper_code.add_import_once(f"from {_MODULE} import {name} as moetrace_{name}")
+        write_line(f"moetrace_{name}({', '.join(arguments if reads else arguments[1:])})")
+
+    return write
+
+
+_last_marks: weakref.WeakKeyDictionary[Any, tuple[int, str]] = weakref.WeakKeyDictionary()
+"""Of each graph: operations up to and with the last mark, and the name of the mark's buffer."""
+
+
+def _fence(op: Any) -> Callable[..., Any]:
+    """Lowers a mark, and puts it between what was lowered before it and what follows."""
+
+    def lower(*args: Any) -> Any:
+        from torch._inductor import ir
+        from torch._inductor.virtualized import V
+
+        kernel: Any = ir.FallbackKernel
+        result = kernel.create(op, *args)
+        try:
+            _keep_order(V.graph)
+        except (AttributeError, TypeError) as error:
+            logger.info("moetrace: a mark in a compiled graph is ordered by what it reads (%s)", error)
+        return result
+
+    return lower
+
+
+def _keep_order(graph: Any) -> None:
+    *before, mark = graph.operations
+    lowered, last_mark = _last_marks.get(graph, (0, ""))
+    comes_after = graph.additional_buffer_deps
+    for operation in before[lowered:]:
+        if last_mark:
+            comes_after[operation.get_operation_name()].add(last_mark)
+        for buffer in operation.get_outputs():
+            comes_after[mark.get_operation_name()].add(buffer.get_name())
+    if last_mark:
+        comes_after[mark.get_operation_name()].add(last_mark)
+    _last_marks[graph] = (len(graph.operations), mark.get_name())

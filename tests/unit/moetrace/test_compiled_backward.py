@@ -1,0 +1,224 @@
+"""Backward in compiled graphs: marks that are traced into them, by the rules of the eager hooks."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from compiled_models import Block, Decoder, Ticks, equal, train
+from moetrace.timing.clock import HostClock
+from moetrace_schemas.columns import RowFlag
+from moetrace_schemas.enums import CountKind, Direction, Phase
+
+Make = Callable[..., Any]
+
+NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+
+
+# Dynamo looks at the `grad` of a block's input, which is no leaf.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Residual(nn.Module):
+    """Blocks whose input is used beside them too: a node in between would change how gradients add up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Hidden states to hidden states."""
+        for layer in self.layers:
+            tokens = tokens + layer(tokens) * tokens.sigmoid()
+        return tokens
+
+
+def phases(step: Any, direction: Direction) -> list[tuple[int, Phase]]:
+    """Phases of a direction in order, without what lies between them."""
+    return [
+        (row.layer, row.phase)
+        for row in step.phases
+        if row.direction is direction and row.phase is not Phase.OUTSIDE
+    ]
+
+
+def recorded(record: Make, model: nn.Module, run: Any, **settings: Any) -> Any:
+    """The second of two recorded training steps, its results, and the tracer."""
+    recording = record(clock=HostClock(Ticks().now_ns), **settings)
+    recording.tracer.instrument(model)
+    for _ in range(2):
+        with recording.tracer.step():
+            results = train(run, model.parameters())
+    assert recording.tracer.guard.errors == {}
+    step = recording.records()[1]
+    recording.tracer.uninstrument(model)
+    return step, results
+
+
+@pytest.mark.parametrize(
+    ("backend", "make"),
+    [
+        ("aot_eager", Decoder),
+        ("aot_eager", Residual),
+        pytest.param("inductor", Residual, marks=NEEDS_COMPILER),
+    ],
+)
+def test_backward_phases_are_those_of_the_eager_run(
+    record: Make, backend: str, make: Callable[[], nn.Module]
+) -> None:
+    """The same phases in the same order, gradients bit for bit, and no graph break."""
+    model = make()
+    plain = train(torch.compile(model, backend=backend, fullgraph=True), model.parameters())
+    eager, _ = recorded(record, model, model)
+    torch._dynamo.reset()
+    step, traced = recorded(record, model, torch.compile(model, backend=backend, fullgraph=True))
+    assert equal(plain, traced)
+    assert phases(step, Direction.BACKWARD) == phases(eager, Direction.BACKWARD)
+    assert phases(step, Direction.BACKWARD) == [
+        (layer, phase) for layer in (1, 0) for phase in (Phase.FUSED, Phase.ROUTER)
+    ]
+    assert phases(step, Direction.FORWARD) == phases(eager, Direction.FORWARD)
+
+
+def test_nothing_more_is_kept_for_the_backward(record: Make) -> None:
+    """What the forward graph hands to the backward graph is the same with marks and without."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    def compile_with(graphs: list[torch.fx.GraphModule], model: nn.Module) -> Any:
+        def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+            graphs.append(graph)
+            return make_boxed_func(graph.forward)
+
+        backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
+        run = torch.compile(model, backend=backend, fullgraph=True)
+        train(run, model.parameters())
+        return graphs
+
+    model = Decoder()
+    plain = compile_with([], model)
+    torch._dynamo.reset()
+    recording = record(clock=HostClock(Ticks().now_ns))
+    recording.tracer.instrument(model)
+    marked = compile_with([], model)
+
+    def kept(forward: torch.fx.GraphModule) -> list[Any]:
+        """Shapes of what the forward gives back beside its token."""
+        (given,) = next(node for node in forward.graph.nodes if node.op == "output").args
+        tensors = [node.meta["val"] for node in given if node is not None]
+        return sorted(str(tuple(t.shape)) for t in tensors if t.numel())
+
+    assert kept(plain[0]) == kept(marked[0])
+    assert "backward_begin" in str(marked[1].graph)
+    assert "backward_begin" not in str(marked[0].graph)
+    assert "moetrace" not in str(plain[1].graph)
+
+
+@pytest.mark.parametrize("settings", [{"backward": False}, {}], ids=["switched off", "no gradients"])
+def test_where_no_backward_is_wanted_its_graph_is_the_models_own(
+    record: Make, settings: dict[str, Any]
+) -> None:
+    """backward=False, and a run without gradients, leave marks in the forward only."""
+    graphs: list[str] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        from functorch.compile import make_boxed_func
+
+        graphs.append(str(graph.graph))
+        return make_boxed_func(graph.forward)
+
+    from torch._dynamo.backends.common import aot_autograd
+
+    model = Decoder()
+    recording = record(clock=HostClock(Ticks().now_ns), **settings)
+    recording.tracer.instrument(model)
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep, inference_compiler=keep)
+    run: Any = torch.compile(model, backend=backend, fullgraph=True)
+    with recording.tracer.step():
+        if settings:
+            train(run, model.parameters())
+        else:
+            with torch.no_grad():
+                run(torch.randn(6, 8))
+    (step,) = recording.records()
+    assert phases(step, Direction.BACKWARD) == []
+    assert phases(step, Direction.FORWARD)
+    assert len(graphs) == (2 if settings else 1)
+    assert not any("moetrace.backward_" in graph for graph in graphs)
+
+
+def test_blocks_that_are_compiled_one_by_one_show_the_same_backward(record: Make) -> None:
+    """Each block is a graph of its own, as training frameworks compile; its input is the graph's input."""
+    model = Decoder()
+    eager, _ = recorded(record, model, model)
+    for layer in model.layers:
+        layer.compile(backend="aot_eager", fullgraph=True)
+    step, _ = recorded(record, model, model)
+    assert phases(step, Direction.BACKWARD) == phases(eager, Direction.BACKWARD)
+
+
+def test_accumulated_microbatches_each_have_their_backward(record: Make) -> None:
+    """Two backward passes of one graph in a step are two passes through every layer."""
+    model = Decoder()
+    recording = record(clock=HostClock(Ticks().now_ns))
+    recording.tracer.instrument(model)
+    run: Any = torch.compile(model, backend="aot_eager", fullgraph=True)
+    train(run, model.parameters())
+    with recording.tracer.step():
+        for _ in range(2):
+            run(torch.randn(6, 8)).square().sum().backward()
+    step = recording.records()[-1]
+    once = [(layer, phase) for layer in (1, 0) for phase in (Phase.FUSED, Phase.ROUTER)]
+    assert phases(step, Direction.BACKWARD) == once * 2
+
+
+def test_a_checkpoint_around_a_compiled_block_is_recompute_and_counted_once(record: Make) -> None:
+    """The graph runs again inside backward: its phases carry the flag, its pairs are not load."""
+    model = Decoder()
+    for layer in model.layers:
+        layer.compile(backend="aot_eager", fullgraph=True)
+
+    def run(tokens: torch.Tensor) -> torch.Tensor:
+        for layer in model.layers:
+            tokens = tokens + torch.utils.checkpoint.checkpoint(
+                layer, model.norm(tokens), use_reentrant=False
+            )
+        return tokens
+
+    step, _ = recorded(record, model, run)
+    again = [row for row in step.phases if row.flags & RowFlag.RECOMPUTE and row.phase is not Phase.OUTSIDE]
+    assert {row.layer for row in again} == {0, 1}
+    assert {row.direction for row in again} == {Direction.BACKWARD}
+    totals = {kind: sum(sum(row.counts) for row in step.experts if row.kind is kind) for kind in CountKind}
+    assert (totals[CountKind.ROUTED], totals[CountKind.RECOMPUTE]) == (24, 24)
+    first = [row for row in step.phases if row.direction is Direction.BACKWARD and not row.flags]
+    assert {(row.layer, row.phase) for row in first} >= {(0, Phase.ROUTER), (1, Phase.ROUTER)}
+
+
+def test_a_backward_that_nothing_ends_ends_with_the_pass(record: Make) -> None:
+    """Calls whose input needs no gradient: their backward lasts until the pass is over, and not longer."""
+    recording = record(clock=HostClock(Ticks().now_ns))
+    weight = nn.Parameter(torch.randn(8, 8))
+    parts = recording.tracer.wrap(layer=0, experts=lambda rows: rows @ weight)
+    run = torch.compile(lambda rows: parts.experts(rows).square().sum(), backend="aot_eager", fullgraph=True)
+    tokens = torch.randn(4, 8)
+    run(tokens).backward()
+    with recording.tracer.step():
+        run(tokens).backward()
+        torch.randn(3, requires_grad=True).sum().backward()
+    step = recording.records()[-1]
+    assert phases(step, Direction.BACKWARD) == [(0, Phase.EXPERT_GEMM)]
+    assert recording.tracer.guard.errors == {}
