@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import gloo_replay
 
 TABLES = ("phase_spans", "rank_steps", "expert_loads", "rank_traffic", "step_verdicts", "step_barriers")
-ROLL_UPS = ("phase_minutes", "expert_load_minutes", "exchange_minutes")
+ROLL_UPS = ("phase_minute_rows", "expert_load_minute_rows", "exchange_minute_rows")
 NOISE = Noise(spread=0.05, hiccups_per_step=0.05, hiccup_ns=100_000.0)
 CLOCKS = Clocks(offset_ns=1e6, drift_ppm=5.0, jitter_ns=1e4)
 

@@ -110,7 +110,9 @@ curl --data-binary @query.sql 'http://127.0.0.1:4318/?param_run=my-run&param_ran
 ```
 
 `{run:String}` and the like are ClickHouse's own placeholders: values travel beside the text. Tables replace
-rows by key in the background, so reads of them say `FINAL`; roll-ups by minute are summed."""
+rows by key in the background, so reads of them say `FINAL`. `hours` and `minutes` count back from the newest
+step of the run, and bound what is read: give more of them for a longer look. Forward modes are never mixed.
+A run used again under its id is `<run id>:2` (`runs` lists them)."""
 
 
 def queries_catalogue() -> str:

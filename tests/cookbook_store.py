@@ -22,7 +22,7 @@ from moetrace_collectors.sinks.base import StepResult
 from moetrace_collectors.summary import layer_loads
 from moetrace_collectors.verdict.engine import VerdictEngine
 from moetrace_schemas.enums import COUNT_KIND_CODE, PHASE_CODE, Cause, ClosedBy, CountKind, ForwardMode, Phase
-from store_sink import sink_into
+from store_sink import roll_up, sink_into
 
 POPULARITY = np.array([1.0] * 5 + [4.0] + [1.0] * 9 + [0.0])
 RUN = SimulatedRun(
@@ -81,6 +81,7 @@ def main(path: str) -> None:
         joined = replace(joined, rank_steps=ranks)
         sink.take_step(StepResult(joined=joined, verdict=engine.judge(joined), loads=layer_loads(joined)))
     sink.flush()
+    roll_up(Path(path))
     sink.close()
 
 

@@ -30,7 +30,7 @@ from moetrace_collectors.testing import SyntheticRun
 from moetrace_collectors.verdict.engine import VerdictEngine
 from moetrace_schemas.columns import RowFlag
 from moetrace_schemas.enums import Cause, ClosedBy
-from store_sink import sink_into
+from store_sink import roll_up, sink_into
 
 NUM_STEPS = 200
 MISSING = SimulatedRun(
@@ -209,6 +209,7 @@ def main(path: str, truth_path: str, how: str = "joined") -> None:
     else:
         found = fill(sink)
         repeat(sink, found)
+    roll_up(Path(path))
     sink.close()
     plain = {key: (told.joined, told.verdict, told.loads) for key, told in found.items()}
     Path(truth_path).write_bytes(pickle.dumps(plain))

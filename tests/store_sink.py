@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from moetrace_collectors.migrate import migrate
+from moetrace_collectors.roll_ups.roll_up import RollUp, RollUpSettings
 from moetrace_collectors.sinks.clickhouse import ClickHouseSink
 from moetrace_collectors.store import embedded_dsn, open_client, parse_store
 
@@ -23,3 +24,10 @@ def sink_into(path: Path, *, batch_bytes: int = 1 << 30) -> ClickHouseSink:
         on_stored=lambda table, rows: None,
         on_lost=lambda table, rows: None,
     )
+
+
+def roll_up(path: Path) -> None:
+    """What a collector does when it stops: roll up everything that is in the store."""
+    client = open_client(parse_store(embedded_dsn(path)))
+    RollUp(client, RollUpSettings(database="moetrace")).turn(everything=True)
+    client.close()

@@ -89,6 +89,18 @@ class ReuseWatch:
         _bound(self._told)
         return True
 
+    def repeated(self, run_id: str, start_unix_ns: int) -> None:
+        """A step came that is there already: of an id that two jobs have, it says that both go on."""
+        if run_id in self._told:
+            self._begun[run_id] = max(self._begun.get(run_id, 0), start_unix_ns)
+
+    def is_shared(self, run_id: str, start_unix_ns: int) -> bool:
+        """Whether two jobs have the id now, so that a step of it may be put together from both.
+
+        A minute after one of them has ended, the other has it for itself.
+        """
+        return run_id in self._told and start_unix_ns - self._begun.get(run_id, 0) < SAME_TIME_NS
+
 
 def _bound(entries: OrderedDict[str, int] | OrderedDict[str, None]) -> None:
     while len(entries) > MAX_RUNS:

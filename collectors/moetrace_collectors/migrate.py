@@ -64,6 +64,22 @@ def migrate(engine: Engine, *, database: str, cluster: str | None = None) -> tup
     return missing
 
 
+def check_current(engine: Engine, *, database: str, store: str) -> None:
+    """Refuse a store that is not of this version, for who reads and writes it but does not migrate.
+
+    Raises:
+        UsageError: it has no tables, lacks migrations, or is newer; says what to do.
+    """
+    known = {migration.version: migration for migration in migrations()}
+    applied = _applied(engine, database)
+    _check(applied, known, database)
+    if known.keys() - applied.keys():
+        raise UsageError(
+            f"database {database} of {store} lacks {len(known.keys() - applied.keys())} migrations: run "
+            f"moetrace migrate --dsn {store} --database {database} (with --cluster as before, on a cluster)"
+        )
+
+
 def keep_rows_for(
     engine: Engine, days_by_table: Mapping[str, int], *, database: str, cluster: str | None = None
 ) -> None:

@@ -51,6 +51,8 @@ from moetrace_collectors.receivers.otlp_http import OtlpHttpReceiver
 from moetrace_collectors.receivers.pages import SCOPES as PAGE_SCOPES
 from moetrace_collectors.receivers.pages import Pages
 from moetrace_collectors.request_handler import RequestHandler
+from moetrace_collectors.roll_ups.roll_up import RollUp, RollUpSettings
+from moetrace_collectors.roll_ups.thread import RollUpThread
 from moetrace_collectors.run_directory import RunDirectory
 from moetrace_collectors.self_metrics import SelfMetrics, WalMetrics, make_registry
 from moetrace_collectors.series import SeriesBook
@@ -236,6 +238,8 @@ class Pipeline:
         )
         if journal is not None:
             restore(journal, joiner, self._worker, metrics)
+        self._roll_ups = _roll_ups(config, metrics, undo)
+        self._shutdown_timeout_s = config.shutdown_timeout_s
 
     @property
     def note(self) -> owner.OwnerNote:
@@ -255,6 +259,8 @@ class Pipeline:
     def start(self) -> None:
         """Receive; returns once requests are answered and collector.json says where."""
         self._worker.start()
+        if self._roll_ups is not None:
+            self._roll_ups.start()
         if self._grpc is not None:
             self._grpc.start()
         self._http.start(self._routes, control=self._control, scopes=self._scopes)
@@ -278,6 +284,9 @@ class Pipeline:
                 self._grpc.stop(grace_s=GRPC_GRACE_S)
             self._http.stop()
             self._worker.stop()
+            if self._roll_ups is not None:
+                # Behind the last rows; where the store did not take those, it does not take roll-ups either.
+                self._roll_ups.stop(timeout_s=0 if self.is_log_behind else self._shutdown_timeout_s)
 
     def _note_runs(self, run_ids: Sequence[str]) -> None:
         self._note = self._note.with_runs(run_ids)
@@ -287,6 +296,15 @@ class Pipeline:
         self._metrics.rows_lost(table, num_rows)
         with self._lost_rows_lock:
             self._num_lost_rows += num_rows
+
+
+def _roll_ups(config: CollectorConfig, metrics: SelfMetrics, undo: ExitStack) -> RollUpThread | None:
+    if config.join == "store":
+        return None  # moetrace join does it, once for all collectors
+    client = open_client(config.store)
+    undo.callback(client.close)
+    roll_up = RollUp(client, RollUpSettings(database=config.database))
+    return RollUpThread(roll_up, on_failed=lambda: metrics.sink_failed("roll_ups"))
 
 
 def _joiner(config: CollectorConfig) -> Joiner | StatelessJoiner:

@@ -26,7 +26,7 @@ from moetrace_collectors.intake import Arrival, Intake
 from moetrace_collectors.joiner import Duplicate, Joiner, Late, Outcome, WorldSizeMismatch
 from moetrace_collectors.ledger.epochs import Epochs
 from moetrace_collectors.model import JoinedStep, LayerLoad, PlacementReport, RankStep, StepVerdict
-from moetrace_collectors.receipts import group_violations
+from moetrace_collectors.receipts import GroupViolation, group_violations
 from moetrace_collectors.self_metrics import SelfMetrics
 from moetrace_collectors.sinks.background import BackgroundSink
 from moetrace_collectors.sinks.base import RetryPolicy, Sink, StepResult, flush_with_retry
@@ -40,6 +40,7 @@ POLL_S = 0.1
 NOTE_INTERVAL_NS = 1_000_000_000
 MAX_LISTED_RANKS = 20
 MAX_REMEMBERED_RUNS = 100
+TWO_JOBS = "Two jobs send under this run id, so that the step may be of both; give each an id of its own."
 
 logger = logging.getLogger(__name__)
 
@@ -289,6 +290,7 @@ class Worker:
                 sink.take_late(rank_step)
             self._event(EventKind.LATE, "step_closed", run_id, step, rank)
         elif isinstance(outcome, Duplicate):
+            self._reuse.repeated(rank_step.sent_run_id or run_id, rank_step.start_unix_ns)
             self._event(EventKind.DUPLICATE, "same_rank_and_microbatch", run_id, step, rank)
         elif isinstance(outcome, WorldSizeMismatch):
             self._rejected(
@@ -302,8 +304,13 @@ class Worker:
                 )
             )
 
-    def _closed(self, joined: JoinedStep) -> None:
-        self._remember(joined.rank_steps[0])
+    def _judged(
+        self, joined: JoinedStep
+    ) -> tuple[JoinedStep, StepVerdict, tuple[LayerLoad, ...], tuple[GroupViolation, ...]]:
+        """What is found out about a step, counts by logical experts where they can be told."""
+        first = joined.rank_steps[0]
+        if self._reuse.is_shared(first.sent_run_id or first.run_id, first.start_unix_ns):
+            return joined, _no_verdict(joined, TWO_JOBS), (), ()
         try:
             if self._epochs is not None:
                 joined = self._epochs.logical(joined)
@@ -314,7 +321,13 @@ class Worker:
         except Exception as error:
             # Also a per-message boundary: without a verdict the step's rows are still worth keeping.
             logger.exception("no verdict for run %s, step %d", joined.run_id, joined.step)
-            verdict, loads, violations = _no_verdict(joined, error), (), ()
+            reason = f"The verdict stage failed with {type(error).__name__}; see the collector's log."
+            return joined, _no_verdict(joined, reason), (), ()
+        return joined, verdict, loads, violations
+
+    def _closed(self, joined: JoinedStep) -> None:
+        self._remember(joined.rank_steps[0])
+        joined, verdict, loads, violations = self._judged(joined)
         self._metrics.step_closed(joined)
         if joined.closed_by is ClosedBy.COMPLETE:
             waited_ns = self._clocks.monotonic_ns() - joined.last_arrival_monotonic_ns
@@ -389,7 +402,8 @@ class Worker:
             if self._reuse.saw(rank_step.sent_run_id, rank_step.start_unix_ns):
                 detail = (
                     f"two jobs seem to send under run id {rank_step.sent_run_id} at the same time: their "
-                    "steps cannot be told apart and their verdicts mean nothing; give each an id of its own"
+                    "steps cannot be told apart, and nobody is named while both go on; give each an id of "
+                    "its own"
                 )
                 logger.warning("%s", detail)
                 self._event(
@@ -432,14 +446,14 @@ class Worker:
         return True
 
 
-def _no_verdict(joined: JoinedStep, error: Exception) -> StepVerdict:
+def _no_verdict(joined: JoinedStep, reason: str) -> StepVerdict:
     first = joined.rank_steps[0]
     return StepVerdict(
         run_id=joined.run_id,
         step=joined.step,
         forward_mode=first.forward_mode,
         evidence=Evidence.INSUFFICIENT,
-        reason=f"The verdict stage failed with {type(error).__name__}; see the collector's log.",
+        reason=reason,
         suspect=None,
         cause=Cause.UNKNOWN,
         runner_up=None,

@@ -146,6 +146,8 @@ def collector(directory: Path, *options: str) -> Iterator[CollectorProcess]:
         deadline = time.monotonic() + START_TIMEOUT_S
         while _noted_pid(note) != process.pid:
             if process.poll() is not None or time.monotonic() > deadline:
+                # One that still runs would keep its end of the pipe open.
+                process.kill()
                 raise AssertionError(f"the collector did not start: {process.stderr.read()}")
             time.sleep(0.02)
         fields = json.loads(note.read_text())

@@ -37,7 +37,7 @@ def truth(joined: Path) -> list[Told]:
 def expected(truth: list[Told]) -> tuple[TableRows, TableRows]:
     """Rows of step_verdicts and step_barriers."""
     results = [StepResult(joined=t.joined, verdict=t.verdict, loads=()) for t in truth]
-    verdicts, barriers, _ = verdict_rows(results)
+    _, barriers, verdicts = verdict_rows(results)
     return verdicts, barriers
 
 

@@ -26,7 +26,7 @@ def upgrades() -> dict[str, dict[str, Any]]:
         env=env,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -57,3 +57,19 @@ def test_old_rows_are_read_by_new_views(upgrades: dict[str, dict[str, Any]]) -> 
         if "rank_steps" in found["before"]:
             assert found["runs"] == [["upgraded", 3, 2]], name
             assert found["barriers"] == newest["barriers"], name
+
+
+def test_roll_ups_of_before_are_kept_and_say_that_they_are(upgrades: dict[str, dict[str, Any]]) -> None:
+    """Sums in which a repeat counted twice stay, marked, until their minute is rolled up again."""
+    newest = upgrades[f"from_{VERSIONS[-1]:04d}"]
+    [pairs, is_known], [intervals, *_], [exchanges, *_] = newest["rolled_up"]
+    assert (is_known, min(pairs, intervals, exchanges) > 0) == (True, True)
+    assert newest["minutes"] == [[0, False], [0, 0, False], [0, 0, False]]
+    summing = [name for name in upgrades if "from_0041" <= name < "from_0080"]
+    assert len(summing) > 5
+    for name in summing:
+        doubled = [[2 * sum_ for sum_ in one[:-1]] + [False] for one in newest["rolled_up"]]
+        assert upgrades[name]["minutes"] == doubled, name
+    for name, found in upgrades.items():
+        if len(found["before"]) >= 6:
+            assert found["rolled_up"] == newest["rolled_up"], name

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import sys
 import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moetrace_collectors import owner
+from moetrace_collectors.commands import join_endpoint
 from moetrace_collectors.errors import UsageError
+from moetrace_collectors.migrate import check_current
 from moetrace_collectors.number_format import count
 from moetrace_collectors.run_directory import STORE_NAME
 from moetrace_collectors.store import StoreAddress, embedded_dsn, open_client, parse_store
 
+if TYPE_CHECKING:
+    from moetrace_collectors.sinks.base import StepResult
+
 HELP = "judge the steps in a store that collect --join=store has filled"
 INTERVAL_S = 1.0
+STOP_TIMEOUT_S = 30.0
+HOUR_MS = 3_600_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,54 +49,107 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="look for rows that were written at most so long ago; 0 = all (default: 24)",
     )
     parser.add_argument("--once", action="store_true", help="judge what has closed, and end")
+    join_endpoint.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Judge until a signal, or once; 0.
 
     Raises:
-        UsageError: the store cannot be opened, is owned by a collector, or does not answer.
+        UsageError: the store cannot be opened, is owned by a collector, or does not answer at the start; or
+            metrics cannot be served.
     """
     if arguments.join_timeout_s < 0 or arguments.look_back_hours < 0:
         raise UsageError("--join-timeout-s and --look-back-hours are 0 or more")
+    if arguments.once and arguments.metrics_port is not None:
+        raise UsageError("--metrics-port: nothing is served with --once")
+    logging.basicConfig(level=logging.WARNING, format="moetrace join: %(levelname)s: %(message)s")
     address = parse_store(arguments.dsn or embedded_dsn(arguments.dir / STORE_NAME))
-    if address.embedded_path is None:
-        return _join(address, arguments)
-    if not address.embedded_path.is_dir():
-        # The engine would make an empty store there.
-        raise UsageError(f"no store at {address.display}: give a run directory with --dir")
-    ownership = owner.acquire(address.embedded_path.parent, address)
-    try:
-        return _join(address, arguments)
-    finally:
-        ownership.release()
+    with ExitStack() as undo:
+        if address.embedded_path is not None:
+            if not address.embedded_path.is_dir():
+                # The engine would make an empty store there.
+                raise UsageError(f"no store at {address.display}: give a run directory with --dir")
+            undo.callback(owner.acquire(address.embedded_path.parent, address).release)
+        return _join(address, arguments, undo)
 
 
-def _join(address: StoreAddress, arguments: argparse.Namespace) -> int:
+def _join(address: StoreAddress, arguments: argparse.Namespace, undo: ExitStack) -> int:
+    from moetrace_collectors.roll_ups.roll_up import RollUp, RollUpSettings
+    from moetrace_collectors.roll_ups.thread import RollUpThread
     from moetrace_collectors.store_join.store_joiner import JoinSettings, StoreJoiner, join_until
 
-    client = open_client(address)
-    stop = threading.Event()
-    try:
-        joiner = StoreJoiner(
-            client,
-            JoinSettings(
-                database=arguments.database,
-                timeout_s=arguments.join_timeout_s,
-                look_back_hours=arguments.look_back_hours,
-                run_id=arguments.run_id,
-            ),
+    endpoint = join_endpoint.open_endpoint(arguments, undo)
+    # A store that is not there or not as it must be is said at once; one that goes away is waited for.
+    client, of_roll_ups = open_client(address), open_client(address)
+    undo.callback(client.close)
+    undo.callback(of_roll_ups.close)
+    check_current(client, database=arguments.database, store=address.display)
+    roll_up = RollUp(
+        of_roll_ups,
+        RollUpSettings(
+            database=arguments.database,
+            run_id=arguments.run_id,
+            look_back_ms=int(arguments.look_back_hours * HOUR_MS),
+        ),
+    )
+    roll_ups = RollUpThread(roll_up)
+
+    def written(results: Sequence[StepResult]) -> None:
+        if endpoint is not None:
+            endpoint.metrics.take(results)
+        # Exchanges are rolled up when their verdicts come, however old their rank rows are.
+        roll_ups.touch(
+            (result.joined.run_id, min(one.start_unix_ns for one in result.joined.rank_steps))
+            for result in results
         )
-        if arguments.once:
-            print(f"judged {count(joiner.turn(), 'step')}")
-            return 0
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stop.set())
-        print(f"moetrace join: joining in {address.display}", file=sys.stderr, flush=True)
-        join_until(joiner, stopped=stop.wait, interval_s=INTERVAL_S, on_turn=_say)
+
+    joiner = StoreJoiner(
+        client,
+        JoinSettings(
+            database=arguments.database,
+            timeout_s=arguments.join_timeout_s,
+            look_back_hours=arguments.look_back_hours,
+            run_id=arguments.run_id,
+        ),
+        on_written=written,
+    )
+    if arguments.once:
+        print(f"judged {count(joiner.turn(), 'step')}")
+        roll_up.turn(everything=True)
+        return 0
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    print(f"moetrace join: joining in {address.display}", file=sys.stderr, flush=True)
+    if endpoint is not None:
+        endpoint.start()
+        print(f"moetrace join: metrics {endpoint.url}", file=sys.stderr, flush=True)
+    roll_ups.start()
+    try:
+        join_until(
+            joiner,
+            stopped=stop.wait,
+            interval_s=INTERVAL_S,
+            on_turn=lambda num_steps: _turned(num_steps, endpoint),
+            on_failed=lambda error: _failed(error, endpoint),
+        )
     finally:
-        client.close()
+        roll_ups.stop(timeout_s=STOP_TIMEOUT_S)
     return 0
+
+
+def _turned(num_steps: int, endpoint: join_endpoint.Endpoint | None) -> None:
+    if endpoint is not None:
+        endpoint.metrics.store_says("")
+        endpoint.refresh()
+    _say(num_steps)
+
+
+def _failed(error: UsageError, endpoint: join_endpoint.Endpoint | None) -> None:
+    if endpoint is not None:
+        endpoint.metrics.store_says(str(error))
+    print(f"moetrace join: {error}; trying again", file=sys.stderr, flush=True)
 
 
 def _say(num_steps: int) -> None:

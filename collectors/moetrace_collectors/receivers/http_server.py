@@ -35,6 +35,7 @@ class HttpServer:
         tls: ServerTls | None = None,
         max_connections: int = MAX_CONNECTIONS,
         head_timeout_s: float = HEAD_TIMEOUT_S,
+        port_flag: str = "--http-port",
     ) -> None:
         """Bind, so that a taken port is known before anything else is opened.
 
@@ -42,7 +43,7 @@ class HttpServer:
             UsageError: the port is taken, or the host is not an address of this machine.
         """
         self._socket = listen(
-            host, port, purpose="HTTP", port_flag="--http-port", backlog=min(max_connections, 4_096)
+            host, port, purpose="HTTP", port_flag=port_flag, backlog=min(max_connections, 4_096)
         )
         self.port: int = self._socket.getsockname()[1]
         self._tls = tls

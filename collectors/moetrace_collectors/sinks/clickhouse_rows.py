@@ -78,7 +78,7 @@ def _rank_steps(rank_steps: Iterable[RankStep], late: bool, received_unix_ms: in
         "rank_steps", "run_id", "step", "rank", "microbatch", "trace_id", "world_size", "ep_group", "ep_rank",
         "ep_size", "forward_mode", "cohort", "model_name", "model_version", "host_name", "clock",
         "sample_period", "placement_version", "warmup", "late", "start_time", "duration_ns",
-        "received_at", "expected_sites", "seen_sites", "anchor_error_ns",
+        "received_at", "expected_sites", "seen_sites", "anchor_error_ns", "tracer_ns",
     )  # fmt: skip
     for step in rank_steps:
         builder.add_row(
@@ -107,6 +107,7 @@ def _rank_steps(rank_steps: Iterable[RankStep], late: bool, received_unix_ms: in
             step.expected_sites,
             step.seen_sites,
             step.anchor_error_ns,
+            step.tracer_ns,
         )
     return builder.rows()
 
@@ -181,8 +182,11 @@ def _group_violations(results: Iterable[StepResult]) -> TableRows:
 
 
 def verdict_rows(results: Sequence[StepResult]) -> tuple[TableRows, ...]:
-    """What was found out about steps: step_verdicts, step_barriers, routing_violations of whole groups."""
-    return (_step_verdicts(results), _step_barriers(results), _group_violations(results))
+    """What was found out about steps: routing_violations of whole groups, step_barriers, step_verdicts.
+
+    `step_verdicts` goes last: where a reader finds a verdict, its exchanges are there too.
+    """
+    return (_group_violations(results), _step_barriers(results), _step_verdicts(results))
 
 
 def _step_time_ns(result: StepResult) -> int:

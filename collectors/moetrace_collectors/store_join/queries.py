@@ -40,6 +40,7 @@ SELECT
     toString(forward_mode) AS forward_mode, toString(cohort) AS cohort,
     toString(model_name) AS model_name, toString(model_version) AS model_version,
     toString(host_name) AS host_name, toString(clock) AS clock, sample_period, placement_version, warmup,
+    anchor_error_ns, tracer_ns, expected_sites, seen_sites,
     toUnixTimestamp64Nano(start_time) AS start_unix_ns, duration_ns
 FROM {database:Identifier}.rank_steps FINAL
 WHERE late = 0 AND run_id = {run:String} AND step IN {steps:Array(UInt64)}
@@ -73,4 +74,30 @@ FROM {database:Identifier}.expert_loads FINAL
 WHERE run_id = {run:String} AND step IN {steps:Array(UInt64)}
 GROUP BY step, rank, microbatch, layer, kind
 ORDER BY step, rank, microbatch, layer, kind
+"""
+
+TRAFFIC = """
+SELECT step, source_rank AS rank, microbatch, layer, toString(phase) AS phase,
+       toString(direction) AS direction, groupArray(destination_ep_rank) AS destinations,
+       groupArray(source.rows) AS sent, sum(source.bytes) AS sent_bytes
+FROM {database:Identifier}.rank_traffic AS source FINAL
+WHERE run_id = {run:String} AND step IN {steps:Array(UInt64)}
+GROUP BY step, rank, microbatch, layer, phase, direction
+ORDER BY step, rank, microbatch, layer, phase, direction
+"""
+
+VIOLATIONS = """
+SELECT step, rank, microbatch, layer, toString(violation) AS violation, count
+FROM {database:Identifier}.routing_violations FINAL
+WHERE run_id = {run:String} AND step IN {steps:Array(UInt64)} AND scope = 'rank'
+ORDER BY step, rank, microbatch, layer, violation
+"""
+
+WAITS = """
+SELECT step, ep_group, ep_rank, microbatch, toString(phase) AS phase,
+       groupArray(waited_for) AS others, groupArray(cycles) AS cycles
+FROM {database:Identifier}.rank_waits FINAL
+WHERE run_id = {run:String} AND step IN {steps:Array(UInt64)}
+GROUP BY step, ep_group, ep_rank, microbatch, phase
+ORDER BY step, ep_group, ep_rank, microbatch, phase
 """

@@ -12,13 +12,14 @@ from itertools import groupby
 from typing import Any
 
 from moetrace_collectors.errors import UsageError
-from moetrace_collectors.model import StepVerdict
+from moetrace_collectors.receipts import group_violations
 from moetrace_collectors.sinks.base import StepResult
 from moetrace_collectors.sinks.clickhouse_rows import verdict_rows
 from moetrace_collectors.store import first_line
 from moetrace_collectors.store_join import queries
 from moetrace_collectors.store_join.closed_steps import ClosedStep, closed_steps, joined_step
-from moetrace_collectors.store_join.rank_rows import rank_steps_of_rows
+from moetrace_collectors.store_join.rank_rows import StoredRows, rank_steps_of_rows
+from moetrace_collectors.summary import layer_loads
 from moetrace_collectors.verdict.engine import VerdictEngine
 
 STEPS_AT_ONCE = 16
@@ -26,8 +27,10 @@ STEPS_AT_ONCE = 16
 REMEMBERED_STEPS = 256
 """Judged steps that fill the engine's memory at a start."""
 HOUR_MS = 3_600_000
+LONGEST_WAIT_S = 30.0
+"""Between two turns while the store is away."""
 RECENT_MS = 900_000
-"""How far back rows are looked for after the first turn, beside the timeout, ms."""
+"""How far back from the last turn rows are looked for, beside the timeout, ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,22 +49,40 @@ class JoinSettings:
 class StoreJoiner:
     """Joins what is in a store; `turn` does what can be done now."""
 
-    def __init__(self, client: Any, settings: JoinSettings) -> None:
-        """Take a clickhouse-connect client of a migrated store; closed by the caller."""
+    def __init__(
+        self,
+        client: Any,
+        settings: JoinSettings,
+        *,
+        on_written: Callable[[Sequence[StepResult]], None] = lambda results: None,
+    ) -> None:
+        """Take a clickhouse-connect client of a migrated store; closed by the caller.
+
+        Args:
+            client: of the store.
+            settings: what a user chose.
+            on_written: told of steps that were judged now, once their rows are in the store.
+        """
         from clickhouse_connect.driver.exceptions import ClickHouseError
 
         self._error: type[Exception] = ClickHouseError
         self._client = client
         self._settings = settings
+        self._on_written = on_written
+        self._unwritten: list[StepResult] = []
         self._engine = VerdictEngine()
         self._done: set[tuple[str, int]] = set()
         self._remembers = False
+        self._looked_ms = 0
+        self._turned_ms: int | None = None
+        """The store's time at the last turn that came to its end."""
 
     def turn(self) -> int:
         """Judge and write every step that has closed since the last turn; how many there were.
 
         Raises:
-            UsageError: the store does not answer, or does not take the rows.
+            UsageError: the store does not answer, or does not take the rows; the next turn goes on, and no
+                step is judged twice.
         """
         try:
             return self._turn()
@@ -69,22 +90,27 @@ class StoreJoiner:
             raise UsageError(f"the store does not answer: {first_line(error)}") from error
 
     def _turn(self) -> int:
+        num_written = self._write()
         closed = self._closed()
         judged = self._judged(closed)
         if not self._remembers:
             self._remember([step for step in closed if (step.run_id, step.step) in judged])
         waiting = [step for step in closed if (step.run_id, step.step) not in judged]
+        self._done |= judged
         for batch in _batches(waiting):
-            self._write(self._judge(batch))
-        self._done |= judged | {(step.run_id, step.step) for step in waiting}
-        return len(waiting)
+            self._unwritten = self._judge(batch)
+            num_written += self._write()
+        self._turned_ms = self._looked_ms
+        return num_written
 
     def _closed(self) -> list[ClosedStep]:
         now_ms = int(self._client.query(queries.NOW).result_rows[0][0])
         timeout_ms = int(self._settings.timeout_s * 1_000)
         look_back_ms = int(self._settings.look_back_hours * HOUR_MS) or now_ms
-        if self._remembers:
-            look_back_ms = min(look_back_ms, RECENT_MS + 2 * timeout_ms)
+        if self._turned_ms is not None:
+            # Not from now: the store may have been away from here, and not from those who wrote.
+            look_back_ms = min(look_back_ms, now_ms - self._turned_ms + RECENT_MS + 2 * timeout_ms)
+        self._looked_ms = now_ms
         rows = self._rows(queries.STEPS, {"since_ms": now_ms - look_back_ms, "run": self._settings.run_id})
         closed = closed_steps(rows, now_ms=now_ms, timeout_ms=timeout_ms)
         # What is looked for no more needs no remembering.
@@ -106,20 +132,32 @@ class StoreJoiner:
         """Read and judge steps of one run, in their order."""
         parameters = {"run": batch[0].run_id, "steps": [step.step for step in batch]}
         by_step = rank_steps_of_rows(
-            self._rows(queries.RANK_STEPS, parameters),
-            self._rows(queries.PHASES, parameters),
-            self._rows(queries.EXPERTS, parameters),
+            StoredRows(
+                records=self._rows(queries.RANK_STEPS, parameters),
+                phases=self._rows(queries.PHASES, parameters),
+                experts=self._rows(queries.EXPERTS, parameters),
+                traffic=self._rows(queries.TRAFFIC, parameters),
+                violations=self._rows(queries.VIOLATIONS, parameters),
+                waits=self._rows(queries.WAITS, parameters),
+            )
         )
         results = []
         for closed in batch:
             joined = joined_step(closed, by_step[closed.step])
-            verdict: StepVerdict = self._engine.judge(joined)
-            results.append(StepResult(joined=joined, verdict=verdict, loads=()))
+            results.append(
+                StepResult(
+                    joined=joined,
+                    verdict=self._engine.judge(joined),
+                    loads=layer_loads(joined),
+                    violations=group_violations(joined),
+                )
+            )
         return results
 
-    def _write(self, results: Sequence[StepResult]) -> None:
-        # Barriers first: a step counts as judged once its verdict is there.
-        for rows in reversed(verdict_rows(results)):
+    def _write(self) -> int:
+        """Write what is judged; after a failure the same rows again, which replace each other."""
+        results = self._unwritten
+        for rows in verdict_rows(results):
             if len(rows):
                 self._client.insert(
                     rows.table,
@@ -128,6 +166,11 @@ class StoreJoiner:
                     database=self._settings.database,
                     column_oriented=True,
                 )
+        self._unwritten = []
+        self._done |= {(result.joined.run_id, result.joined.step) for result in results}
+        if results:
+            self._on_written(results)
+        return len(results)
 
     def _rows(self, sql: str, parameters: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         bound = {**parameters, "database": self._settings.database}
@@ -151,9 +194,19 @@ def join_until(
     stopped: Callable[[float], bool],
     interval_s: float,
     on_turn: Callable[[int], None],
+    on_failed: Callable[[UsageError], None],
 ) -> None:
-    """Turn after turn until `stopped`, which waits for so many seconds, says so."""
+    """Turn after turn until `stopped`, which waits for so many seconds, says so.
+
+    A store that is away is asked again, each time after a longer wait.
+    """
+    wait_s = interval_s
     while True:
-        on_turn(joiner.turn())
-        if stopped(interval_s):
+        try:
+            on_turn(joiner.turn())
+            wait_s = interval_s
+        except UsageError as error:
+            on_failed(error)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+        if stopped(wait_s):
             return

@@ -4,7 +4,8 @@ A migration is one statement in one `.sql` file with four kinds of placeholder:
 
     {database}                     the database's name
     {on_cluster}                   nothing, or ON CLUSTER 'name'
-    {engine:ReplacingMergeTree}    the engine, or its Replicated twin with Keeper path and replica macros
+    {engine:ReplacingMergeTree}    the engine, or its Replicated twin with Keeper path and replica macros;
+                                   {engine:ReplacingMergeTree:column} with a column of versions
     {local:phase_spans}            the table, or the part of it on the same shard
 
 On a cluster the sharded tables and views of SHARDING_KEYS exist twice: `phase_spans_local` on every node,
@@ -30,7 +31,7 @@ LOCK_NAME = "migrations.lock"
 _FILE_NAME = re.compile(r"(\d{4})_[a-z0-9_]+\.sql")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
-_ENGINE = re.compile(r"engine:([A-Za-z]+)")
+_ENGINE = re.compile(r"engine:([A-Za-z]+)(?::([a-z0-9_]+))?")
 _LOCAL = re.compile(r"local:([a-z0-9_]+)")
 _TARGET = re.compile(r"\{database\}\.([a-z0-9_]+) \{on_cluster\}")
 """What a statement makes or changes."""
@@ -42,6 +43,8 @@ UNSHARDED_ARGUMENTS = "'/clickhouse/tables/{uuid}/all', '{shard}-{replica}'"
 LOCAL_SUFFIX = "_local"
 
 _BY_STEP = "cityHash64(run_id, step)"
+_BY_MINUTE = "cityHash64(run_id, minute)"
+"""A minute that is rolled up again must come to the shard that has it, or it would be there twice."""
 SHARDING_KEYS: dict[str, str] = {
     "phase_spans": _BY_STEP,
     "expert_loads": _BY_STEP,
@@ -54,15 +57,19 @@ SHARDING_KEYS: dict[str, str] = {
     "rank_waits": _BY_STEP,
     "collector_events": "rand()",
     "runs": "cityHash64(run_id)",
-    "expert_load_minutes": "cityHash64(run_id)",
-    "phase_minutes": "cityHash64(run_id)",
-    "exchange_minutes": "cityHash64(run_id)",
+    "expert_load_minute_rows": _BY_MINUTE,
+    "phase_minute_rows": _BY_MINUTE,
+    "exchange_minute_rows": _BY_MINUTE,
+    "expert_load_minutes": "",
+    "phase_minutes": "",
+    "exchange_minutes": "",
     "v_step_exchanges": "",
     "v_step_barriers": "",
     "v_step_verdicts": "",
     "v_expert_heatmap": "",
     "v_layer_loads": "",
     "v_traffic": "",
+    "v_backward_traffic": "",
 }
 """Tables and views that a cluster holds in shards, and where an inserted row goes; every other table is on
 every node whole. A view is only read, so it has no key."""
@@ -79,11 +86,18 @@ TIME_COLUMNS: dict[str, str] = {
     "rank_waits": "step_time",
     "collector_events": "time",
     "runs": "last_step_time",
-    "expert_load_minutes": "minute",
-    "phase_minutes": "minute",
-    "exchange_minutes": "minute",
+    "expert_load_minute_rows": "minute",
+    "phase_minute_rows": "minute",
+    "exchange_minute_rows": "minute",
+    "rolled_up_minutes": "minute",
 }
 """Tables whose rows have a time to live, and the column that it counts from."""
+ROWS_OF_VIEWS: dict[str, str] = {
+    "expert_load_minutes": "expert_load_minute_rows",
+    "phase_minutes": "phase_minute_rows",
+    "exchange_minutes": "exchange_minute_rows",
+}
+"""Views that people know by name, and the table that holds their rows."""
 MAX_DAYS = 36_500
 
 
@@ -221,9 +235,11 @@ def render(template: str, *, database: str, cluster: str | None = None) -> str:
         engine = _ENGINE.fullmatch(inner)
         if engine is None:
             raise MigrationError(f"unknown placeholder {{{inner}}} in a migration")
+        arguments = [engine[2]] if engine[2] else []
         if cluster is None:
-            return engine[1]
-        return f"Replicated{engine[1]}({REPLICA_ARGUMENTS if sharded else UNSHARDED_ARGUMENTS})"
+            return engine[1] + (f"({arguments[0]})" if arguments else "")
+        arguments.insert(0, REPLICA_ARGUMENTS if sharded else UNSHARDED_ARGUMENTS)
+        return f"Replicated{engine[1]}({', '.join(arguments)})"
 
     if cluster is not None and target is not None:
         on_shard = f"{{database}}.{_on_shard(target[1], cluster)} {{on_cluster}}"
@@ -241,6 +257,7 @@ def time_to_live(table: str, days: int, *, database: str, cluster: str | None = 
     Raises:
         MigrationError: a table without a time to live, or days out of range.
     """
+    table = ROWS_OF_VIEWS.get(table, table)
     if table not in TIME_COLUMNS:
         raise MigrationError(f"ttl of {table!r}: one of {', '.join(sorted(TIME_COLUMNS))} expected")
     if not 0 <= days <= MAX_DAYS:

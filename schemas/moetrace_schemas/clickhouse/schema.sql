@@ -17,29 +17,30 @@ TTL toDateTime(time) + toIntervalDay(90)
 SETTINGS index_granularity = 8192
 COMMENT 'What the collector could not join or store as it came';
 
-CREATE TABLE moetrace.exchange_minutes
+CREATE TABLE moetrace.exchange_minute_rows
 (
     `run_id` LowCardinality(String) COMMENT 'Run',
     `minute` DateTime COMMENT 'Start of the minute (UTC)' CODEC(Delta(4), ZSTD(1)),
     `layer` Int16 COMMENT 'Layer of the exchange' CODEC(ZSTD(1)),
     `phase` LowCardinality(String) COMMENT 'dispatch or combine',
     `direction` LowCardinality(String) COMMENT 'forward or backward',
-    `exchanges` SimpleAggregateFunction(sum, UInt64) COMMENT 'Exchanges of joined steps, one per expert-parallel group' CODEC(T64, ZSTD(1)),
-    `transfer_ns` SimpleAggregateFunction(sum, Int64) COMMENT 'Transfers, ns' CODEC(T64, ZSTD(1)),
-    `longest_transfer_ns` SimpleAggregateFunction(max, Int64) COMMENT 'Longest transfer, ns' CODEC(T64, ZSTD(1)),
-    `wait_ns` SimpleAggregateFunction(sum, Int64) COMMENT 'Waits summed over ranks, ns' CODEC(T64, ZSTD(1)),
-    `extension_ns` SimpleAggregateFunction(sum, Int64) COMMENT 'Extensions, ns' CODEC(T64, ZSTD(1)),
-    `ambiguous` SimpleAggregateFunction(sum, UInt64) COMMENT 'Exchanges whose waits and work disagree' CODEC(T64, ZSTD(1)),
-    `by_transfer` SimpleAggregateFunction(sumMap, Map(UInt16, UInt64)) COMMENT 'Exchanges by floor(8 log2(transfer ns)), as phase_minutes.by_duration'
+    `exchanges` UInt64 COMMENT 'Exchanges of joined steps, one per expert-parallel group' CODEC(T64, ZSTD(1)),
+    `transfer_ns` Int64 COMMENT 'Transfers, ns' CODEC(T64, ZSTD(1)),
+    `longest_transfer_ns` Int64 COMMENT 'Longest transfer, ns' CODEC(T64, ZSTD(1)),
+    `wait_ns` Int64 COMMENT 'Waits summed over ranks, ns' CODEC(T64, ZSTD(1)),
+    `extension_ns` Int64 COMMENT 'Extensions, ns' CODEC(T64, ZSTD(1)),
+    `ambiguous` UInt64 COMMENT 'Exchanges whose waits and work disagree' CODEC(T64, ZSTD(1)),
+    `by_transfer` Map(UInt16, UInt64) COMMENT 'Exchanges by floor(8 log2(transfer ns)), as phase_minutes.by_duration',
+    `source_rows` UInt64 COMMENT 'Rows of step_barriers that were summed, each once; of two results the one from more rows stays. 0 = summed as rows were written, by a version before: a row delivered twice counted twice' CODEC(T64, ZSTD(1))
 )
-ENGINE = AggregatingMergeTree
+ENGINE = ReplacingMergeTree(source_rows)
 PARTITION BY toYYYYMM(minute)
 ORDER BY (run_id, layer, phase, direction, minute)
 TTL minute + toIntervalDay(400)
 SETTINGS index_granularity = 8192
-COMMENT 'All-to-alls per minute, filled from step_barriers as it is written. A row delivered twice counts twice here';
+COMMENT 'All-to-alls per minute; read them through exchange_minutes';
 
-CREATE MATERIALIZED VIEW moetrace.exchange_minutes_mv TO moetrace.exchange_minutes
+CREATE VIEW moetrace.exchange_minutes
 (
     `run_id` LowCardinality(String),
     `minute` DateTime,
@@ -52,30 +53,26 @@ CREATE MATERIALIZED VIEW moetrace.exchange_minutes_mv TO moetrace.exchange_minut
     `wait_ns` Int64,
     `extension_ns` Int64,
     `ambiguous` UInt64,
-    `by_transfer` Map(UInt16, UInt64)
+    `by_transfer` Map(UInt16, UInt64),
+    `source_rows` UInt64
 )
-COMMENT 'Fills exchange_minutes from step_barriers'
+COMMENT 'All-to-alls per minute, every row of step_barriers once'
 AS SELECT
-    run_id,
-    toStartOfMinute(toDateTime(step_time)) AS minute,
-    layer,
-    phase,
-    direction,
-    count() AS exchanges,
-    sum(source.transfer_ns) AS transfer_ns,
-    max(source.transfer_ns) AS longest_transfer_ns,
-    sum(source.wait_sum_ns) AS wait_ns,
-    sum(source.extension_ns) AS extension_ns,
-    sum(toUInt64(source.ambiguous)) AS ambiguous,
-    sumMap(map(toUInt16(floor(8 * log2(greatest(source.transfer_ns, 1)))), toUInt64(1))) AS by_transfer
-FROM moetrace.step_barriers AS source
-WHERE phase IN ('dispatch', 'combine')
-GROUP BY
     run_id,
     minute,
     layer,
     phase,
-    direction;
+    direction,
+    exchanges,
+    transfer_ns,
+    longest_transfer_ns,
+    wait_ns,
+    extension_ns,
+    ambiguous,
+    by_transfer,
+    source_rows
+FROM moetrace.exchange_minute_rows
+FINAL;
 
 CREATE TABLE moetrace.expert_coactivation
 (
@@ -99,7 +96,7 @@ TTL toDateTime(step_time) + toIntervalDay(30)
 SETTINGS index_granularity = 8192
 COMMENT 'Experts that serve the same tokens, of sampled steps and layers';
 
-CREATE TABLE moetrace.expert_load_minutes
+CREATE TABLE moetrace.expert_load_minute_rows
 (
     `run_id` LowCardinality(String) COMMENT 'Run',
     `minute` DateTime COMMENT 'Start of the minute (UTC)' CODEC(Delta(4), ZSTD(1)),
@@ -110,16 +107,17 @@ CREATE TABLE moetrace.expert_load_minutes
     `placement_version` UInt32 COMMENT 'Placement epoch; 0 = unknown' CODEC(ZSTD(1)),
     `rank` Int32 COMMENT 'Receiving rank for count_kind received; -1 = summed over ranks' CODEC(ZSTD(1)),
     `expert` UInt32 COMMENT 'Logical expert' CODEC(DoubleDelta, ZSTD(1)),
-    `count` SimpleAggregateFunction(sum, Int64) COMMENT 'Sum of expert_loads.count; zeros stay, so that a dead expert shows' CODEC(T64, ZSTD(1))
+    `count` Int64 COMMENT 'Sum of expert_loads.count; zeros stay, so that a dead expert shows' CODEC(T64, ZSTD(1)),
+    `source_rows` UInt64 COMMENT 'Rows of expert_loads that were summed, each once; of two results the one from more rows stays. 0 = summed as rows were written, by a version before: a row delivered twice counted twice' CODEC(T64, ZSTD(1))
 )
-ENGINE = AggregatingMergeTree
+ENGINE = ReplacingMergeTree(source_rows)
 PARTITION BY toYYYYMM(minute)
 ORDER BY (run_id, count_kind, forward_mode, layer, minute, cohort, placement_version, rank, expert)
 TTL minute + toIntervalDay(400)
 SETTINGS index_granularity = 8192
-COMMENT 'Expert loads per minute, filled from expert_loads as it is written; read it with sum(count). A row delivered twice counts twice here';
+COMMENT 'Expert loads per minute; read them through expert_load_minutes';
 
-CREATE MATERIALIZED VIEW moetrace.expert_load_minutes_mv TO moetrace.expert_load_minutes
+CREATE VIEW moetrace.expert_load_minutes
 (
     `run_id` LowCardinality(String),
     `minute` DateTime,
@@ -130,22 +128,11 @@ CREATE MATERIALIZED VIEW moetrace.expert_load_minutes_mv TO moetrace.expert_load
     `placement_version` UInt32,
     `rank` Int32,
     `expert` UInt32,
-    `count` Int64
+    `count` Int64,
+    `source_rows` UInt64
 )
-COMMENT 'Fills expert_load_minutes from expert_loads'
+COMMENT 'Expert loads per minute, every row of expert_loads once'
 AS SELECT
-    run_id,
-    toStartOfMinute(toDateTime(step_time)) AS minute,
-    layer,
-    count_kind,
-    forward_mode,
-    cohort,
-    placement_version,
-    if(count_kind = 'received', toInt32(source.rank), -1) AS rank,
-    expert,
-    sum(source.count) AS count
-FROM moetrace.expert_loads AS source
-GROUP BY
     run_id,
     minute,
     layer,
@@ -154,7 +141,11 @@ GROUP BY
     cohort,
     placement_version,
     rank,
-    expert;
+    expert,
+    count,
+    source_rows
+FROM moetrace.expert_load_minute_rows
+FINAL;
 
 CREATE TABLE moetrace.expert_loads
 (
@@ -169,7 +160,8 @@ CREATE TABLE moetrace.expert_loads
     `expert` UInt32 COMMENT 'Logical expert; 0 for count_kind invalid, which is one total' CODEC(DoubleDelta, ZSTD(1)),
     `count` Int64 COMMENT '(token, slot) pairs on the source side; rows on the destination side for received' CODEC(ZSTD(1)),
     `placement_version` UInt32 COMMENT 'Placement epoch; 0 = unknown' CODEC(ZSTD(1)),
-    `step_time` DateTime64(3) COMMENT 'Start of the step (unix time)' CODEC(Delta(8), ZSTD(1))
+    `step_time` DateTime64(3) COMMENT 'Start of the step (unix time)' CODEC(Delta(8), ZSTD(1)),
+    INDEX step_time_range step_time TYPE minmax GRANULARITY 1
 )
 ENGINE = ReplacingMergeTree
 PARTITION BY toDate(step_time)
@@ -178,7 +170,7 @@ TTL toDateTime(step_time) + toIntervalDay(30)
 SETTINGS index_granularity = 8192
 COMMENT 'Counts per logical expert, rank, step and layer; zero counts are kept for routed';
 
-CREATE TABLE moetrace.phase_minutes
+CREATE TABLE moetrace.phase_minute_rows
 (
     `run_id` LowCardinality(String) COMMENT 'Run',
     `minute` DateTime COMMENT 'Start of the minute (UTC)' CODEC(Delta(4), ZSTD(1)),
@@ -187,20 +179,21 @@ CREATE TABLE moetrace.phase_minutes
     `direction` LowCardinality(String) COMMENT 'forward or backward',
     `is_barrier` UInt8 COMMENT '1 = the exchange itself, 0 = local work' CODEC(ZSTD(1)),
     `forward_mode` LowCardinality(String) COMMENT 'train, prefill, decode or mixed',
-    `intervals` SimpleAggregateFunction(sum, UInt64) COMMENT 'Rows of phase_spans' CODEC(T64, ZSTD(1)),
-    `duration_ns` SimpleAggregateFunction(sum, Int64) COMMENT 'Sum of their durations, ns' CODEC(T64, ZSTD(1)),
-    `shortest_ns` SimpleAggregateFunction(min, Int64) COMMENT 'Shortest, ns' CODEC(T64, ZSTD(1)),
-    `longest_ns` SimpleAggregateFunction(max, Int64) COMMENT 'Longest, ns' CODEC(T64, ZSTD(1)),
-    `by_duration` SimpleAggregateFunction(sumMap, Map(UInt16, UInt64)) COMMENT 'Intervals by floor(8 log2(ns)), eight buckets an octave: the middle of a bucket is within 4.5 % of its values'
+    `intervals` UInt64 COMMENT 'Rows of phase_spans' CODEC(T64, ZSTD(1)),
+    `duration_ns` Int64 COMMENT 'Sum of their durations, ns' CODEC(T64, ZSTD(1)),
+    `shortest_ns` Int64 COMMENT 'Shortest, ns' CODEC(T64, ZSTD(1)),
+    `longest_ns` Int64 COMMENT 'Longest, ns' CODEC(T64, ZSTD(1)),
+    `by_duration` Map(UInt16, UInt64) COMMENT 'Intervals by floor(8 log2(ns)), eight buckets an octave: the middle of a bucket is within 4.5 % of its values',
+    `source_rows` UInt64 COMMENT 'Rows of phase_spans that were summed, each once; of two results the one from more rows stays. 0 = summed as rows were written, by a version before: a row delivered twice counted twice' CODEC(T64, ZSTD(1))
 )
-ENGINE = AggregatingMergeTree
+ENGINE = ReplacingMergeTree(source_rows)
 PARTITION BY toYYYYMM(minute)
 ORDER BY (run_id, forward_mode, layer, phase, direction, is_barrier, minute)
 TTL minute + toIntervalDay(400)
 SETTINGS index_granularity = 8192
-COMMENT 'Phase durations over all ranks per minute, filled from phase_spans as it is written. A row delivered twice counts twice here';
+COMMENT 'Phase durations over all ranks per minute; read them through phase_minutes';
 
-CREATE MATERIALIZED VIEW moetrace.phase_minutes_mv TO moetrace.phase_minutes
+CREATE VIEW moetrace.phase_minutes
 (
     `run_id` LowCardinality(String),
     `minute` DateTime,
@@ -213,31 +206,26 @@ CREATE MATERIALIZED VIEW moetrace.phase_minutes_mv TO moetrace.phase_minutes
     `duration_ns` Int64,
     `shortest_ns` Int64,
     `longest_ns` Int64,
-    `by_duration` Map(UInt16, UInt64)
+    `by_duration` Map(UInt16, UInt64),
+    `source_rows` UInt64
 )
-COMMENT 'Fills phase_minutes from phase_spans'
+COMMENT 'Phase durations over all ranks per minute, every row of phase_spans once'
 AS SELECT
-    run_id,
-    toStartOfMinute(toDateTime(start_time)) AS minute,
-    layer,
-    phase,
-    direction,
-    is_barrier,
-    forward_mode,
-    count() AS intervals,
-    sum(source.duration_ns) AS duration_ns,
-    min(source.duration_ns) AS shortest_ns,
-    max(source.duration_ns) AS longest_ns,
-    sumMap(map(toUInt16(floor(8 * log2(greatest(source.duration_ns, 1)))), toUInt64(1))) AS by_duration
-FROM moetrace.phase_spans AS source
-GROUP BY
     run_id,
     minute,
     layer,
     phase,
     direction,
     is_barrier,
-    forward_mode;
+    forward_mode,
+    intervals,
+    duration_ns,
+    shortest_ns,
+    longest_ns,
+    by_duration,
+    source_rows
+FROM moetrace.phase_minute_rows
+FINAL;
 
 CREATE TABLE moetrace.phase_spans
 (
@@ -261,7 +249,8 @@ CREATE TABLE moetrace.phase_spans
     `bytes` Int64 COMMENT 'Payload this rank sent, bytes; -1 = unknown' CODEC(T64, ZSTD(3)),
     `rows` Int64 COMMENT 'Rows sent or worked on; -1 = unknown' CODEC(T64, ZSTD(3)),
     `record_microbatch` UInt16 DEFAULT microbatch COMMENT 'Microbatch of the rank step that brought the row (rank_steps.microbatch)' CODEC(ZSTD(1)),
-    `position` UInt32 DEFAULT 0 COMMENT 'Place of the row in its rank step, from 0; tells the order of rows that start together' CODEC(ZSTD(1))
+    `position` UInt32 DEFAULT 0 COMMENT 'Place of the row in its rank step, from 0; tells the order of rows that start together' CODEC(ZSTD(1)),
+    INDEX start_time_range start_time TYPE minmax GRANULARITY 1
 )
 ENGINE = ReplacingMergeTree
 PARTITION BY toDate(start_time)
@@ -338,7 +327,9 @@ CREATE TABLE moetrace.rank_steps
     `expected_sites` UInt32 DEFAULT 0 COMMENT 'Wrapped call sites that should have fired; 0 = unknown' CODEC(ZSTD(1)),
     `seen_sites` UInt32 DEFAULT 0 COMMENT 'Those of them that did' CODEC(ZSTD(1)),
     `anchor_error_ns` Int64 DEFAULT -1 COMMENT 'How far off start_time may be where device events were tied to unix time; -1 = by the clock of the host' CODEC(ZSTD(1)),
-    INDEX received_at_range received_at TYPE minmax GRANULARITY 1
+    `tracer_ns` Int64 DEFAULT -1 COMMENT 'Estimated host time that the tracer took on the model\'s thread, ns; -1 = not said' CODEC(ZSTD(1)),
+    INDEX received_at_range received_at TYPE minmax GRANULARITY 1,
+    INDEX start_time_range start_time TYPE minmax GRANULARITY 1
 )
 ENGINE = ReplacingMergeTree
 PARTITION BY toDate(start_time)
@@ -361,7 +352,7 @@ CREATE TABLE moetrace.rank_traffic
     `bytes` Int64 COMMENT 'Bytes sent' CODEC(ZSTD(1)),
     `source_host` LowCardinality(String) COMMENT 'Host of the sender',
     `step_time` DateTime64(3) COMMENT 'Start of the step (unix time)' CODEC(Delta(8), ZSTD(1)),
-    `direction` Enum8('forward' = 0, 'backward' = 1) COMMENT 'forward or backward' CODEC(ZSTD(1))
+    `direction` Enum8('forward' = 0, 'backward' = 1) COMMENT 'forward: what ranks tell; what goes back is derived, in v_backward_traffic' CODEC(ZSTD(1))
 )
 ENGINE = ReplacingMergeTree
 PARTITION BY toDate(step_time)
@@ -390,6 +381,21 @@ ORDER BY (run_id, step, phase, forward_mode, ep_group, ep_rank, microbatch, wait
 TTL toDateTime(step_time) + toIntervalDay(30)
 SETTINGS index_granularity = 8192
 COMMENT 'Waits of exchange kernels by pair of ranks: a row of the N x N matrix per rank and phase';
+
+CREATE TABLE moetrace.rolled_up_minutes
+(
+    `run_id` LowCardinality(String) COMMENT 'Run',
+    `minute` DateTime COMMENT 'Minute in which rank steps began (UTC)' CODEC(Delta(4), ZSTD(1)),
+    `rank_steps` UInt64 COMMENT 'Rank steps of the minute that the roll-ups hold' CODEC(T64, ZSTD(1)),
+    `verdicts` UInt64 COMMENT 'Verdicts of steps of the minute whose exchanges they hold' CODEC(T64, ZSTD(1)),
+    `rolled_up_at` DateTime64(3) COMMENT 'When (UTC, by the clock of the store)' CODEC(Delta(8), ZSTD(1))
+)
+ENGINE = ReplacingMergeTree(rolled_up_at)
+PARTITION BY toYYYYMM(minute)
+ORDER BY (run_id, minute)
+TTL minute + toIntervalDay(400)
+SETTINGS index_granularity = 8192
+COMMENT 'Which minutes the roll-ups hold, and of how much: what tells whether a minute must be rolled up again';
 
 CREATE TABLE moetrace.routing_violations
 (
@@ -507,7 +513,8 @@ CREATE TABLE moetrace.step_barriers
     `mean_work_ns` Int64 COMMENT 'Mean local work, ns' CODEC(ZSTD(1)),
     `extension_ns` Int64 COMMENT 'max - mean, ns' CODEC(ZSTD(1)),
     `wait_sum_ns` Int64 COMMENT 'Waits summed over ranks, ns' CODEC(ZSTD(1)),
-    `ambiguous` UInt8 COMMENT '1 = waits and work disagree' CODEC(ZSTD(1))
+    `ambiguous` UInt8 COMMENT '1 = waits and work disagree' CODEC(ZSTD(1)),
+    INDEX step_time_range step_time TYPE minmax GRANULARITY 1
 )
 ENGINE = ReplacingMergeTree
 PARTITION BY toDate(step_time)
@@ -540,7 +547,8 @@ CREATE TABLE moetrace.step_verdicts
     `world_size` UInt32 COMMENT 'Ranks expected',
     `missing_ranks` Array(UInt32) COMMENT 'Ranks that did not arrive',
     `closed_by` LowCardinality(String) COMMENT 'Closed set ClosedBy: complete, timeout, evicted, shutdown, watermark, quorum',
-    `warmup` UInt8 COMMENT '1 = warm-up step'
+    `warmup` UInt8 COMMENT '1 = warm-up step',
+    INDEX step_time_range step_time TYPE minmax GRANULARITY 1
 )
 ENGINE = ReplacingMergeTree
 PARTITION BY toDate(step_time)
@@ -548,6 +556,63 @@ ORDER BY (run_id, step)
 TTL toDateTime(step_time) + toIntervalDay(365)
 SETTINGS index_granularity = 8192
 COMMENT 'One verdict per joined step';
+
+CREATE VIEW moetrace.v_backward_traffic
+(
+    `run_id` LowCardinality(String),
+    `step` UInt64,
+    `step_time` DateTime64(3),
+    `layer` Int16,
+    `phase` String,
+    `direction` String,
+    `forward_mode` LowCardinality(String),
+    `source_rank` UInt32,
+    `destination_rank` Nullable(UInt32),
+    `destination_ep_rank` UInt32,
+    `source_host` LowCardinality(String),
+    `destination_host` String,
+    `scope` String,
+    `rows` Int64
+)
+COMMENT 'Rows that backward exchanges carried, derived: the backward of combine sends what dispatch sent, and the other way round. Only where every forward pass of a layer had its backward; bytes are not known. Add it to v_traffic for both directions'
+AS WITH
+    exchanges AS
+    (
+        SELECT
+            run_id,
+            step,
+            rank,
+            layer,
+            countIf((direction = 'forward') AND (phase = 'combine')) AS num_passes,
+            countIf((direction = 'backward') AND (phase = 'dispatch')) AS num_dispatch,
+            countIf((direction = 'backward') AND (phase = 'combine')) AS num_combine
+        FROM moetrace.phase_spans
+        FINAL
+        WHERE (is_barrier = 1) AND (phase IN ('dispatch', 'combine')) AND (bitAnd(flags, 2) = 0)
+        GROUP BY
+            run_id,
+            step,
+            rank,
+            layer
+    )
+SELECT
+    traffic.run_id AS run_id,
+    traffic.step AS step,
+    traffic.step_time AS step_time,
+    traffic.layer AS layer,
+    if(traffic.phase = 'dispatch', 'combine', 'dispatch') AS phase,
+    'backward' AS direction,
+    traffic.forward_mode AS forward_mode,
+    traffic.source_rank AS source_rank,
+    traffic.destination_rank AS destination_rank,
+    traffic.destination_ep_rank AS destination_ep_rank,
+    traffic.source_host AS source_host,
+    traffic.destination_host AS destination_host,
+    traffic.scope AS scope,
+    traffic.rows AS rows
+FROM moetrace.v_traffic AS traffic
+INNER JOIN exchanges ON (exchanges.run_id = traffic.run_id) AND (exchanges.step = traffic.step) AND (exchanges.rank = traffic.source_rank) AND (exchanges.layer = traffic.layer)
+WHERE (traffic.direction = 'forward') AND (num_passes > 0) AND (if(traffic.phase = 'dispatch', num_combine, num_dispatch) = num_passes);
 
 CREATE VIEW moetrace.v_expert_heatmap
 (

@@ -83,7 +83,7 @@ def result(step: int = 0) -> StepResult:
 
 
 EVENT = CollectorEvent(time_unix_ms=1, kind=EventKind.STARTED, reason="")
-TABLES = ["phase_spans", "expert_loads", "rank_traffic", "rank_steps", "step_verdicts", "step_barriers"]
+TABLES = ["phase_spans", "expert_loads", "rank_traffic", "rank_steps", "step_barriers", "step_verdicts"]
 
 
 def test_one_flush_writes_every_table_once() -> None:

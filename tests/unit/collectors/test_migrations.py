@@ -50,6 +50,20 @@ def test_a_cluster_gets_replicated_engines() -> None:
     )
 
 
+def test_a_column_of_versions_goes_into_the_engine() -> None:
+    """An engine's own argument stands alone on one node and behind path and replica on a cluster."""
+    template = TEMPLATE.replace("MergeTree}", "MergeTree:a}")
+    assert "ENGINE = ReplacingMergeTree(a) ORDER BY a" in render.render(template, database="d")
+    assert "'{shard}-{replica}', a) ORDER BY a" in render.render(template, database="d", cluster="main")
+
+
+def test_the_time_to_live_of_a_view_is_that_of_its_rows() -> None:
+    """Roll-ups are known by the names of their views; their rows expire."""
+    assert render.time_to_live("phase_minutes", 7, database="d") == (
+        "ALTER TABLE d.phase_minute_rows  MODIFY TTL toDateTime(minute) + INTERVAL 7 DAY"
+    )
+
+
 def test_a_sharded_table_gets_a_distributed_twin() -> None:
     """Rows go to the shard of their step; the name that readers know is the Distributed table."""
     template = TEMPLATE.replace(".t ", ".phase_spans ")
@@ -82,7 +96,13 @@ def test_every_table_is_sharded_or_whole_on_purpose() -> None:
         if (match := re.search(r"\{database\}\.(\w+) \{on_cluster\}", migration.template))
     }
     whole = {name for name in made - set(render.SHARDING_KEYS) if not name.endswith("_mv")}
-    assert whole <= {"schema_migrations", "placement_ledger", "placement_slots", "v_runs"}
+    assert whole <= {
+        "schema_migrations",
+        "placement_ledger",
+        "placement_slots",
+        "v_runs",
+        "rolled_up_minutes",
+    }
     assert set(render.SHARDING_KEYS) <= made
     assert set(render.TIME_COLUMNS) <= made
 

@@ -19,7 +19,7 @@ from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import RetryPolicy, StepResult
 from moetrace_collectors.testing import SyntheticRun
 from moetrace_collectors.verdict.engine import VerdictEngine
-from moetrace_collectors.worker import Clocks, Worker
+from moetrace_collectors.worker import TWO_JOBS, Clocks, Worker
 from moetrace_schemas.enums import ClosedBy, Evidence, RejectReason
 
 RUN = SyntheticRun(run_id="r", world_size=2, num_layers=1)
@@ -255,6 +255,31 @@ def test_two_jobs_under_one_run_id_are_said_once(tmp_path: Path, caplog: pytest.
     assert [event.kind for event in told] == [EventKind.RUN_ID_REUSED]
     assert "two jobs seem to send under run id r at the same time" in told[0].detail
     assert caplog.text.count("two jobs seem") == 1
+
+
+def test_nobody_is_named_while_two_jobs_share_a_run_id(tmp_path: Path) -> None:
+    """A step that may be of both has no verdict and says why; a minute after one ends, it has."""
+    rigged = rig(tmp_path)
+    first_ns = RUN.step(0)[0].start_unix_ns
+    for step in range(40):
+        # The second job is a third of a second behind, and ends with step 29.
+        for job in range(2 if step < 30 else 1):
+            begun_ns = first_ns + step * SECOND + job * SECOND // 3 + (90 * SECOND if step >= 35 else 0)
+            ranks = tuple(replace(one, start_unix_ns=begun_ns) for one in RUN.step(step))
+            assert rigged.intake.offer(ranks, (), size_bytes=1) is not None
+    rigged.run()
+    at = {
+        (result.joined.step, result.joined.rank_steps[0].start_unix_ns): result.verdict
+        for result in rigged.sink.results
+    }
+    shared = [verdict for (step, _), verdict in at.items() if 2 <= step < 35]
+    assert len(shared) >= 33
+    assert {(verdict.evidence, verdict.suspect, verdict.reason) for verdict in shared} == {
+        (Evidence.INSUFFICIENT, None, TWO_JOBS)
+    }
+    alone = [verdict for (step, _), verdict in at.items() if step >= 35]
+    assert len(alone) == 5
+    assert all(verdict.reason != TWO_JOBS and verdict.step_ns > 0 for verdict in alone)
 
 
 def test_a_job_started_again_is_not_taken_for_two(tmp_path: Path) -> None:

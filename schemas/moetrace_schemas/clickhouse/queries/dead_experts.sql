@@ -1,11 +1,12 @@
--- Which experts get no token at all?
--- Steps: all that are stored, warm-up with them: the roll-up by minute does not tell it apart.
-SELECT forward_mode, layer, groupArray(expert) AS experts
+-- Which experts got no token at all in the run's last hours?
+-- param hours = 1
+-- Steps: all of that time, warm-up with them: the roll-up by minute does not tell it apart.
+SELECT forward_mode, layer, count() AS dead, groupArray(expert) AS experts
 FROM
 (
     SELECT forward_mode, layer, expert
     FROM expert_load_minutes
-    WHERE run_id = {run:String} AND count_kind = 'routed'
+    WHERE run_id = {run:String} AND count_kind = 'routed' AND minute > (SELECT max(last_step_time) FROM v_runs WHERE run_id = {run:String}) - INTERVAL {hours:UInt32} HOUR
     GROUP BY forward_mode, layer, expert
     HAVING sum(count) = 0
     ORDER BY expert

@@ -1,0 +1,191 @@
+"""Rolls minutes up: looks what the tables hold more of than the roll-ups, and sums those minutes again.
+
+A result is kept with the number of rows it was summed from, and of two results for a minute the store keeps
+the one from more rows. So it does not matter who rolls up, how often, or whether two do it at once; and rows
+that have left the tables (time to live) never make a roll-up smaller.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moetrace_collectors.roll_ups import queries
+from moetrace_collectors.roll_ups.minutes import (
+    MINUTE_S,
+    Minute,
+    MinuteCounts,
+    MinutePlan,
+    MinuteSpan,
+    spans,
+)
+
+HOUR_MS = 3_600_000
+FIRST_LOOK_BACK_MS = 24 * HOUR_MS
+"""How far back rows are looked for where nobody has rolled up yet: after an upgrade, ms."""
+OVERLAP_MS = 900_000
+"""Rows of the time before the last turn that are looked at again: clocks of collectors differ from the
+store's, and a row is stamped before it is written, ms."""
+SETTINGS = {
+    # One core at most: rows that arrive go first.
+    "max_threads": 1,
+    "max_insert_threads": 1,
+    "max_bytes_before_external_group_by": 1 << 30,
+    "max_partitions_per_insert_block": 0,
+    # A minute is counted and summed on one replica.
+    "load_balancing": "in_order",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollUpSettings:
+    """How a store is rolled up."""
+
+    database: str
+    settle_s: float = 15.0
+    """A minute is rolled up when nothing of it has come for so long."""
+    longest_s: float = 120.0
+    """It is rolled up after so long in any case."""
+    look_back_ms: int | None = None
+    """Rows written so long ago are looked for at first; 0 looks at all, None from where it was left."""
+    run_id: str = ""
+    """Only this run; empty: all."""
+
+
+class RollUp:
+    """Rolls up what is in a store; `turn` does what is due now."""
+
+    def __init__(
+        self, client: Any, settings: RollUpSettings, *, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Take a clickhouse-connect client of a migrated store; closed by the caller."""
+        self._client = client
+        self._settings = settings
+        self._clock_s = clock_s
+        self._plan = MinutePlan(settle_s=settings.settle_s, longest_s=settings.longest_s)
+        self._turned_ms: int | None = None
+        self._steps: dict[Minute, tuple[int, int]] = {}
+
+    def turn(
+        self,
+        *,
+        touched: frozenset[Minute] = frozenset(),
+        everything: bool = False,
+        go_on: Callable[[], bool] = lambda: True,
+    ) -> int:
+        """Roll up the minutes that are due; how many there were.
+
+        Args:
+            touched: minutes to look at, whoever wrote to them; left over ones are looked at again.
+            everything: do not wait for minutes to settle.
+            go_on: asked between minutes; False leaves the rest for the next turn.
+
+        Raises:
+            ClickHouseError: of the driver, where the store does not answer or refuses.
+        """
+        now_ms = int(self._client.query(queries.NOW).result_rows[0][0])
+        self._see(self._written(now_ms) | self._plan.waiting | touched)
+        # Only now: a turn that failed is made up for by the next one.
+        self._turned_ms = now_ms
+        num_minutes = 0
+        for span in spans(self._plan.due(now_s=self._clock_s(), everything=everything)):
+            if not go_on():
+                break
+            self._roll_up(span, now_ms)
+            num_minutes += len(span.minutes)
+        return num_minutes
+
+    def _written(self, now_ms: int) -> frozenset[Minute]:
+        if self._turned_ms is not None:
+            since_ms = self._turned_ms - OVERLAP_MS
+        elif self._settings.look_back_ms is not None:
+            since_ms = now_ms - (self._settings.look_back_ms or now_ms)
+        else:
+            number, newest_ms = self._client.query(
+                queries.NEWEST, parameters={"database": self._settings.database}
+            ).result_rows[0]
+            since_ms = int(newest_ms) - HOUR_MS if int(number) else now_ms - FIRST_LOOK_BACK_MS
+        rows = self._rows(queries.WRITTEN, {"since_ms": since_ms, "run": self._settings.run_id})
+        return frozenset((str(row["run_id"]), int(row["minute"])) for row in rows)
+
+    def _see(self, minutes: frozenset[Minute]) -> None:
+        if not minutes:
+            return
+        bounds = {
+            "first": min(start for _, start in minutes),
+            "end": max(start for _, start in minutes) + MINUTE_S,
+            "runs": sorted({run_id for run_id, _ in minutes}),
+        }
+        rank_steps = {_minute(row): row for row in self._rows(queries.RANK_STEPS, bounds)}
+        verdicts = {_minute(row): int(row["number"]) for row in self._rows(queries.VERDICTS, bounds)}
+        rolled_up = {
+            (str(row["run_id"]), int(row["minute_s"])): MinuteCounts(
+                rank_steps=int(row["rank_steps"]), verdicts=int(row["verdicts"])
+            )
+            for row in self._rows(queries.ROLLED_UP, bounds)
+        }
+        now_s = self._clock_s()
+        for minute in minutes:
+            row = rank_steps.get(minute)
+            there = MinuteCounts(
+                rank_steps=0 if row is None else int(row["number"]), verdicts=verdicts.get(minute, 0)
+            )
+            self._plan.see(minute, there=there, rolled_up=rolled_up.get(minute, MinuteCounts()), now_s=now_s)
+            if row is not None:
+                self._steps[minute] = (int(row["first_step"]), int(row["last_step"]))
+        self._steps = {minute: self._steps[minute] for minute in self._plan.waiting if minute in self._steps}
+
+    def _roll_up(self, span: MinuteSpan, now_ms: int) -> None:
+        self._sum(queries.ROLL_UP_EXPERT_LOADS, span)
+        self._sum(queries.ROLL_UP_EXCHANGES, span)
+        for of_phases in spans(self._minutes_of_phases(span)):
+            self._sum(queries.ROLL_UP_PHASES, of_phases)
+        # Behind the rows: after a crash in between they are summed again, to the same.
+        counts = [self._plan.counts(minute) for minute in span.minutes]
+        self._client.insert(
+            "rolled_up_minutes",
+            [
+                [span.run_id] * len(counts),
+                [start for _, start in span.minutes],
+                [count.rank_steps for count in counts],
+                [count.verdicts for count in counts],
+                [now_ms] * len(counts),
+            ],
+            column_names=["run_id", "minute", "rank_steps", "verdicts", "rolled_up_at"],
+            database=self._settings.database,
+            column_oriented=True,
+        )
+        for minute in span.minutes:
+            self._plan.done(minute)
+
+    def _minutes_of_phases(self, span: MinuteSpan) -> set[Minute]:
+        """Minutes in which phases of the span's steps begin, but for those that will be rolled up anyway."""
+        steps = [self._steps[minute] for minute in span.minutes if minute in self._steps]
+        if not steps:
+            return set()
+        rows = self._rows(
+            queries.PHASE_MINUTES,
+            {
+                "run": span.run_id,
+                "first_step": min(first for first, _ in steps),
+                "last_step": max(last for _, last in steps),
+            },
+        )
+        touched = {(span.run_id, int(row["minute"])) for row in rows}
+        return touched - (self._plan.waiting - set(span.minutes))
+
+    def _sum(self, sql: str, span: MinuteSpan) -> None:
+        parameters = {"run": span.run_id, "first": span.first_s, "end": span.end_s}
+        self._client.command(
+            sql, parameters={**parameters, "database": self._settings.database}, settings=SETTINGS
+        )
+
+    def _rows(self, sql: str, parameters: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        bound = {**parameters, "database": self._settings.database}
+        return list(self._client.query(sql, parameters=bound, settings=SETTINGS).named_results())
+
+
+def _minute(row: Mapping[str, Any]) -> Minute:
+    return (str(row["run_id"]), int(row["minute"]))
