@@ -134,7 +134,7 @@ def test_one_step_shows_who_was_waited_for(answers: dict[str, list[dict[str, Any
 
 
 def test_loads_are_over_their_layers_mean(answers: dict[str, list[dict[str, Any]]]) -> None:
-    """An even run has 1 everywhere, over experts and over ranks; each rank's one expert is activated."""
+    """An even run has 1 everywhere, over experts and over ranks; both experts of each rank are activated."""
     by_expert = answers["Load by layer and expert ($forward_mode)"]
     assert len(by_expert) == 2 * 8
     assert all(row["load"] == pytest.approx(1.0) for row in by_expert)
@@ -142,7 +142,7 @@ def test_loads_are_over_their_layers_mean(answers: dict[str, list[dict[str, Any]
     assert {(row["layer"], row["rank"], row["load"]) for row in by_rank} == {
         (layer, rank, 1.0) for layer in "01" for rank in "0123"
     }
-    assert {row["activated"] for row in answers["Activated experts per rank"]} == {1}
+    assert {row["activated"] for row in answers["Activated experts per rank"]} == {2}
     for row in answers["Hot and dead experts"]:
         assert (int(row["experts"]), int(row["dead"]), row["forward_mode"]) == (8, 0, "decode")
 
