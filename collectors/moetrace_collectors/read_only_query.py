@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from moetrace_collectors.errors import CollectorError, UsageError
 from moetrace_collectors.query_guard import RefusedQueryError, check_query
 from moetrace_collectors.store import INSTALL, StoreAddress
+from moetrace_collectors.store_errors import code_in
 
 _FORMAT = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
 _PYTHON_FORMATS = ("dataframe", "arrowtable")
@@ -36,7 +37,6 @@ _HARMLESS = (
     ("distributed_foreground_insert", "1"),
 )
 """Asked for by drivers, and so in any case."""
-_CODE = re.compile(r"Code: (\d+)\.")
 _PREFIXES = re.compile(r"(Code: \d+\. DB::Exception: )+")
 _SUFFIX = re.compile(r" \(version [^()]*(?:\([^()]*\))?\)\.?")
 _NAMES = re.compile(r"( \([A-Z_0-9]+\))(?:\1)+$")
@@ -247,6 +247,5 @@ def _once(text: str) -> str:
 
 def _query_error(error: Exception) -> QueryError:
     text = _once(str(error).strip())
-    match = _CODE.search(text)
-    code = int(match[1]) if match else 0
+    code = code_in(text) or 0
     return QueryError(text, status=_STATUS.get(code, 400 if code else 500), code=code)

@@ -19,6 +19,8 @@ from moetrace_collectors.migrate import check_current
 from moetrace_collectors.number_format import count
 from moetrace_collectors.run_directory import STORE_NAME
 from moetrace_collectors.store import StoreAddress, embedded_dsn, open_client, parse_store
+from moetrace_collectors.store_clock import HOUR_MS
+from moetrace_collectors.store_errors import store_answers
 
 if TYPE_CHECKING:
     from moetrace_collectors.sinks.base import StepResult
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 HELP = "judge the steps in a store that collect --join=store has filled"
 INTERVAL_S = 1.0
 STOP_TIMEOUT_S = 30.0
-HOUR_MS = 3_600_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +85,8 @@ def _join(address: StoreAddress, arguments: argparse.Namespace, undo: ExitStack)
     client, of_roll_ups = open_client(address), open_client(address)
     undo.callback(client.close)
     undo.callback(of_roll_ups.close)
-    check_current(client, database=arguments.database, store=address.display)
+    with store_answers():
+        check_current(client, database=arguments.database, store=address.display)
     roll_up = RollUp(
         of_roll_ups,
         RollUpSettings(
@@ -104,6 +106,15 @@ def _join(address: StoreAddress, arguments: argparse.Namespace, undo: ExitStack)
             for result in results
         )
 
+    def lost(table: str, num_rows: int, reason: str) -> None:
+        if endpoint is not None:
+            endpoint.metrics.own.rows_lost(table, num_rows)
+        print(
+            f"moetrace join: {count(num_rows, 'row')} of {table} given up, the store refuses them: {reason}",
+            file=sys.stderr,
+            flush=True,
+        )
+
     joiner = StoreJoiner(
         client,
         JoinSettings(
@@ -113,10 +124,12 @@ def _join(address: StoreAddress, arguments: argparse.Namespace, undo: ExitStack)
             run_id=arguments.run_id,
         ),
         on_written=written,
+        on_lost=lost,
     )
     if arguments.once:
         print(f"judged {count(joiner.turn(), 'step')}")
-        roll_up.turn(everything=True)
+        with store_answers():
+            roll_up.turn(everything=True)
         return 0
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -133,6 +146,7 @@ def _join(address: StoreAddress, arguments: argparse.Namespace, undo: ExitStack)
             interval_s=INTERVAL_S,
             on_turn=lambda num_steps: _turned(num_steps, endpoint),
             on_failed=lambda error: _failed(error, endpoint),
+            go_on=lambda: not stop.is_set(),
         )
     finally:
         roll_ups.stop(timeout_s=STOP_TIMEOUT_S)
@@ -141,14 +155,16 @@ def _join(address: StoreAddress, arguments: argparse.Namespace, undo: ExitStack)
 
 def _turned(num_steps: int, endpoint: join_endpoint.Endpoint | None) -> None:
     if endpoint is not None:
-        endpoint.metrics.store_says("")
+        endpoint.metrics.store_answers(True)
         endpoint.refresh()
     _say(num_steps)
 
 
 def _failed(error: UsageError, endpoint: join_endpoint.Endpoint | None) -> None:
     if endpoint is not None:
-        endpoint.metrics.store_says(str(error))
+        endpoint.metrics.store_answers(False)
+        # Who may ask changes also while the store is away.
+        endpoint.refresh()
     print(f"moetrace join: {error}; trying again", file=sys.stderr, flush=True)
 
 

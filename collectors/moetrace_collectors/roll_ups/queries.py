@@ -6,8 +6,6 @@ times are passed over. Repeats are dropped by `uniqExact` where only keys are co
 
 from __future__ import annotations
 
-NOW = "SELECT toUnixTimestamp64Milli(now64(3))"
-
 NEWEST = (
     "SELECT count(), toUnixTimestamp64Milli(max(rolled_up_at)) FROM {database:Identifier}.rolled_up_minutes"
 )

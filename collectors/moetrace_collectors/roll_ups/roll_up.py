@@ -21,8 +21,8 @@ from moetrace_collectors.roll_ups.minutes import (
     MinuteSpan,
     spans,
 )
+from moetrace_collectors.store_clock import HOUR_MS, NOW
 
-HOUR_MS = 3_600_000
 FIRST_LOOK_BACK_MS = 24 * HOUR_MS
 """How far back rows are looked for where nobody has rolled up yet: after an upgrade, ms."""
 OVERLAP_MS = 900_000
@@ -85,7 +85,7 @@ class RollUp:
         Raises:
             ClickHouseError: of the driver, where the store does not answer or refuses.
         """
-        now_ms = int(self._client.query(queries.NOW).result_rows[0][0])
+        now_ms = int(self._client.query(NOW).result_rows[0][0])
         self._see(self._written(now_ms) | self._plan.waiting | touched)
         # Only now: a turn that failed is made up for by the next one.
         self._turned_ms = now_ms

@@ -28,10 +28,8 @@ from moetrace_collectors.sinks.clickhouse_rows import (
     verdict_rows,
 )
 from moetrace_collectors.store import first_line
+from moetrace_collectors.store_errors import is_retryable
 
-RETRYABLE_CODES = frozenset({159, 202, 209, 210, 241, 242, 243, 252, 319, 425, 999})
-"""ClickHouse errors that pass: timeout, too many queries, network, memory, read-only replica, disk space,
-too many parts, unknown status of insert, system error, Keeper."""
 MAX_BUFFERED_EVENTS = 10_000
 INSERT_SETTINGS = {"max_partitions_per_insert_block": 0, "optimize_on_insert": 0}
 """A rank with a wrong date must not make the whole batch fail. Repeats of a key are rare in one batch, and
@@ -93,14 +91,9 @@ class ClickHouseSink:
             insert_arrow: inserts (table, Arrow table) a faster way than the client, with the client's errors
                 and `INSERT_SETTINGS`; None for the client's own.
         """
-        from clickhouse_connect.driver import exceptions
+        from clickhouse_connect.driver.exceptions import ClickHouseError
 
-        self._error: type[Exception] = exceptions.ClickHouseError
-        self._final_errors = (
-            exceptions.DataError,
-            exceptions.ProgrammingError,
-            exceptions.NotSupportedError,
-        )
+        self._error: type[Exception] = ClickHouseError
         self._client = client
         self._insert_arrow = insert_arrow or self._insert_through_client
         self._database = database
@@ -239,7 +232,7 @@ class ClickHouseSink:
                     settings=INSERT_SETTINGS,
                 )
         except (self._error, OSError, ValueError, TypeError, OverflowError) as error:
-            retryable = self._is_retryable(error)
+            retryable = is_retryable(error)
             if not retryable:
                 # The same rows would be refused for ever and hold up everything behind them.
                 self._unwritten.pop(0)
@@ -249,12 +242,3 @@ class ClickHouseSink:
 
     def _insert_through_client(self, table: str, arrow: Any) -> None:
         self._client.insert_arrow(table, arrow, database=self._database, settings=INSERT_SETTINGS)
-
-    def _is_retryable(self, error: Exception) -> bool:
-        if isinstance(error, OSError):
-            return True
-        if not isinstance(error, self._error) or isinstance(error, self._final_errors):
-            return False
-        # Without a number the store has not answered at all.
-        code = getattr(error, "code", None)
-        return not code or code in RETRYABLE_CODES

@@ -6,13 +6,13 @@ the columns where they lie, which takes a quarter off an insert.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from moetrace_collectors.sinks.clickhouse import INSERT_SETTINGS
+from moetrace_collectors.store_errors import code_in
 
 EMBEDDED_SETTINGS = {
     **INSERT_SETTINGS,
@@ -23,7 +23,6 @@ EMBEDDED_SETTINGS = {
 """Settings of an insert that reads Python objects."""
 SPLIT_ROWS = 50_000
 """Rows of half a table from which on halves are worth a part each."""
-_CODE = re.compile(r"\bCode: (\d+)\.")
 
 
 class EmbeddedInsert:
@@ -55,7 +54,8 @@ class EmbeddedInsert:
             arrow: pyarrow.Table whose columns are named as the table's.
 
         Raises:
-            clickhouse_connect.driver.exceptions.DatabaseError: as the client does.
+            clickhouse_connect.driver.exceptions.DatabaseError: as the client does; one that is final where
+                the engine gives no number, since it is in this process and cannot be away.
         """
         half = arrow.num_rows // 2
         if half < SPLIT_ROWS:
@@ -75,7 +75,7 @@ class EmbeddedInsert:
             connection.close()
 
     def _insert(self, number: int, table: str, arrow: Any) -> None:
-        from clickhouse_connect.driver.exceptions import DatabaseError
+        from clickhouse_connect.driver.exceptions import DatabaseError, ProgrammingError
 
         columns = ", ".join(f"`{name}`" for name in arrow.column_names)
         # Python(name) finds the variable of that name in the frames that call it.
@@ -87,5 +87,7 @@ class EmbeddedInsert:
             )
         except RuntimeError as error:
             # chdb has two classes of one name; the one that it raises here is a RuntimeError.
-            found = _CODE.search(str(error))
-            raise DatabaseError(str(error), code=int(found[1]) if found else None) from error
+            code = code_in(str(error))
+            if code is None:
+                raise ProgrammingError(str(error)) from error
+            raise DatabaseError(str(error), code=code) from error

@@ -24,8 +24,8 @@ from moetrace_collectors.ledger.recorder import Outcome, Recorder
 from moetrace_collectors.model import PlacementReport, RankStep
 from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import StepResult
-from moetrace_collectors.sinks.clickhouse import RETRYABLE_CODES
 from moetrace_collectors.store import first_line
+from moetrace_collectors.store_errors import RETRYABLE_CODES
 from moetrace_schemas import metrics
 from moetrace_schemas.enums import CountIds, PlacementEvent
 from moetrace_schemas.placement import PlacementMap

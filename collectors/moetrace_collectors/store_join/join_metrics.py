@@ -20,6 +20,9 @@ from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import StepResult
 from moetrace_collectors.sinks.prometheus import PrometheusSink
 
+AWAY = "the store does not answer or does not take rows; see the log of moetrace join\n"
+"""Anyone may read it, so it says nothing of where the store is and what it said."""
+
 
 class JoinMetrics:
     """The series, and the routes that show them."""
@@ -35,7 +38,7 @@ class JoinMetrics:
         self._sink = PrometheusSink(book, series_budget=series_budget)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(book)
-        self._trouble = ""
+        self._is_well = True
 
     def take(self, results: Sequence[StepResult]) -> None:
         """Steps that were judged now."""
@@ -43,10 +46,10 @@ class JoinMetrics:
             self.own.step_closed(result.joined)
             self._sink.take_step(result)
 
-    def store_says(self, trouble: str) -> None:
-        """What the store said in the last turn; empty: it took everything."""
-        self._trouble = trouble
-        if trouble:
+    def store_answers(self, answers: bool) -> None:
+        """Whether the store answered in the last turn and took everything."""
+        self._is_well = answers
+        if not answers:
             self.own.sink_failed("clickhouse")
 
     def text(self) -> bytes:
@@ -68,6 +71,6 @@ class JoinMetrics:
         return Response(await run_in_threadpool(self.text), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _health(self, request: Request) -> Response:
-        if self._trouble:
-            return PlainTextResponse(f"{self._trouble}\n", 503)
+        if not self._is_well:
+            return PlainTextResponse(AWAY, 503)
         return PlainTextResponse("ok\n")

@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-NOW = "SELECT toUnixTimestamp64Milli(now64(3))"
-"""The store's clock: the only one that all writers' rows are compared with."""
-
 STEPS = """
 SELECT
     run_id, step, sum(num_records) AS records, max(of_rank.world_size) AS world_size,
@@ -31,7 +28,7 @@ GROUP BY run_id, step
 JUDGED = """
 SELECT run_id, step
 FROM {database:Identifier}.step_verdicts FINAL
-WHERE (run_id, step) IN {steps:Array(Tuple(String, UInt64))}
+WHERE run_id = {run:String} AND step IN {steps:Array(UInt64)}
 """
 
 RANK_STEPS = """

@@ -7,14 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from clickhouse_connect.driver.exceptions import OperationalError
+from clickhouse_connect.driver.exceptions import DatabaseError, OperationalError
 
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.sinks.base import StepResult
+from moetrace_collectors.store_clock import HOUR_MS, NOW
 from moetrace_collectors.store_join import queries
-from moetrace_collectors.store_join.store_joiner import RECENT_MS, JoinSettings, StoreJoiner, join_until
+from moetrace_collectors.store_join.store_joiner import (
+    RECENT_MS,
+    STEPS_AT_ONCE,
+    JoinSettings,
+    StoreJoiner,
+    join_until,
+)
 
-HOUR_MS = 3_600_000
+MAX_FIELD_BYTES = 131_072
+"""ClickHouse's http_max_field_value_size, which nobody raises."""
 RECORD = {
     "run_id": "r", "step": 7, "rank": 0, "microbatch": 0, "world_size": 1, "ep_group": 0, "ep_rank": 0,
     "ep_size": 1, "forward_mode": "train", "cohort": "", "model_name": "", "model_version": "",
@@ -42,30 +50,53 @@ class Answer:
 
 @dataclass
 class FakeStore:
-    """One whole step of one rank; takes inserts unless told to fail."""
+    """Whole steps of one rank; takes inserts unless told to fail, and parameters that a server takes."""
 
     now_ms: int = 100 * HOUR_MS
+    steps: Sequence[int] = (7,)
+    expired: frozenset[int] = frozenset()
+    """Steps whose rows have gone since they were counted."""
+    judged: set[int] = field(default_factory=set)
     failures: list[str] = field(default_factory=list)
     """Tables whose next insert fails."""
+    refused: dict[str, Exception] = field(default_factory=dict)
+    """Tables that take no row, and why."""
+    unreadable: list[Exception] = field(default_factory=list)
+    """What the next readings of rank steps raise."""
     is_away: bool = False
     inserted: list[str] = field(default_factory=list)
     since_ms: list[int] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)
 
     def query(self, query: str, *, parameters: dict[str, Any] | None = None) -> Answer:
         """Answer what the joiner asks."""
         if self.is_away:
             raise OperationalError("no route to host")
-        if query == queries.NOW:
+        for name, value in (parameters or {}).items():
+            if len(str(value)) > MAX_FIELD_BYTES:
+                raise DatabaseError(f"Code: 1000. Field {name} is too long", code=1000)
+        if query == NOW:
             return Answer([{"now": self.now_ms}])
+        assert parameters is not None
         if query == queries.STEPS:
-            assert parameters is not None
             self.since_ms.append(parameters["since_ms"])
-            step = {"run_id": "r", "step": 7, "records": 1, "world_size": 1, "world_sizes": 1}
-            return Answer([{**step, "num_microbatches": 1, "first_ms": 1, "last_ms": 1}])
-        return Answer([RECORD] if query == queries.RANK_STEPS else [])
+            step = {"run_id": "r", "records": 1, "world_size": 1, "world_sizes": 1}
+            times = {"num_microbatches": 1, "first_ms": 1, "last_ms": 1}
+            return Answer([{**step, "step": number, **times} for number in self.steps])
+        asked = parameters["steps"]
+        if query == queries.JUDGED:
+            return Answer([{"run_id": "r", "step": number} for number in asked if number in self.judged])
+        if query != queries.RANK_STEPS:
+            return Answer([])
+        if self.unreadable:
+            raise self.unreadable.pop(0)
+        self.read += asked
+        return Answer([{**RECORD, "step": number} for number in asked if number not in self.expired])
 
     def insert(self, table: str, data: Any, **options: Any) -> None:
         """Take rows, or fail."""
+        if table in self.refused:
+            raise self.refused[table]
         if table in self.failures:
             self.failures.remove(table)
             raise OperationalError("no space left")
@@ -126,3 +157,59 @@ def test_a_store_that_is_away_is_asked_again_after_longer_waits() -> None:
     join_until(joiner(store, []), stopped=stopped, interval_s=1.0, on_turn=turns.append, on_failed=on_failed)
     assert waits == [2, 4, 8, 16, 30, 30, 30, 1, 1]
     assert (turns, len(said)) == ([1, 0], 7)
+
+
+def test_a_long_look_back_is_asked_for_in_pieces() -> None:
+    """A server takes 128 KiB in one parameter: so many steps are named in several queries."""
+    numbers = range(10**15, 10**15 + 10_000)
+    store = FakeStore(steps=numbers, judged=set(numbers[:-3]))
+    assert joiner(store, []).turn() == 3
+    assert store.inserted.count("step_verdicts") == 1
+
+
+def test_rows_refused_for_good_are_given_up_and_told() -> None:
+    """A table that refuses its rows does not hold up the others, nor the steps behind."""
+    error = DatabaseError("Code: 117. no such type\nand more", code=117)
+    store = FakeStore(steps=range(2 * STEPS_AT_ONCE), refused={"step_verdicts": error})
+    lost: list[tuple[str, int, str]] = []
+    joining = StoreJoiner(
+        store, JoinSettings(database="d"), on_lost=lambda table, rows, why: lost.append((table, rows, why))
+    )
+    assert joining.turn() == 2 * STEPS_AT_ONCE
+    assert joining.turn() == 0
+    assert lost == [("step_verdicts", STEPS_AT_ONCE, "Code: 117. no such type")] * 2
+
+
+def test_a_step_whose_rows_have_gone_is_passed_over() -> None:
+    """Rows expire between two queries; the other steps are judged."""
+    judged: list[int] = []
+    assert joiner(FakeStore(steps=(6, 7, 8), expired=frozenset({7})), judged).turn() == 2
+    assert judged == [6, 8]
+
+
+def test_a_broken_connection_is_a_failed_turn() -> None:
+    """It is one line for the user, and the next turn goes on."""
+    joining = joiner(FakeStore(unreadable=[ConnectionResetError(104, "reset by peer")]), [])
+    with pytest.raises(UsageError, match="reset by peer"):
+        joining.turn()
+    assert joining.turn() == 1
+
+
+def test_a_memory_that_could_not_be_read_is_read_again() -> None:
+    """The engine must not begin empty because the store was away in its first turn."""
+    store = FakeStore(steps=(6, 7), judged={6}, unreadable=[OperationalError("away")])
+    joining = joiner(store, [])
+    with pytest.raises(UsageError, match="away"):
+        joining.turn()
+    assert joining.turn() == 1
+    assert store.read == [6, 7]
+
+
+def test_a_stop_ends_a_long_turn() -> None:
+    """What is not judged by then is judged by the next turn, none twice."""
+    store, judged = FakeStore(steps=range(3 * STEPS_AT_ONCE)), []
+    joining = joiner(store, judged)
+    assert joining.turn(go_on=lambda: not judged) == STEPS_AT_ONCE
+    assert joining.turn() == 2 * STEPS_AT_ONCE
+    assert sorted(judged) == list(range(3 * STEPS_AT_ONCE))
+    assert store.since_ms[0] == store.since_ms[1], "the rest is looked for as far back"

@@ -1,0 +1,94 @@
+"""`moetrace join` says what is wrong with a store in one line, and keeps its endpoint right meanwhile."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from clickhouse_connect.driver.exceptions import OperationalError
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from moetrace_collectors.commands import join
+from moetrace_collectors.commands.join_endpoint import Endpoint
+from moetrace_collectors.errors import UsageError
+from moetrace_collectors.roll_ups import queries
+from moetrace_collectors.store_clock import NOW
+from moetrace_collectors.store_join.join_metrics import JoinMetrics
+from moetrace_schemas.clickhouse.render import migrations
+
+
+@dataclass
+class Answer:
+    """Rows without names, which are all that is asked for here."""
+
+    result_rows: list[list[Any]]
+
+    def named_results(self) -> list[dict[str, Any]]:
+        """Nothing is found."""
+        return []
+
+
+@dataclass
+class LeavingStore:
+    """A current and empty store that goes away at a certain query."""
+
+    goes_away_at: str
+
+    def query(self, query: str, **options: Any) -> Answer:
+        """Answer as far as it goes."""
+        if self.goes_away_at in query:
+            raise OperationalError("no route to host\nand much more")
+        if query == NOW:
+            return Answer([[10**12]])
+        if "schema_migrations FINAL" in query:
+            return Answer([[one.version, one.name, one.checksum] for one in migrations()])
+        return Answer([[1]])
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+@dataclass
+class FakeEndpoint:
+    """Counts how often tokens and certificate were looked at."""
+
+    metrics: JoinMetrics = field(default_factory=lambda: JoinMetrics(series_budget=10))
+    refreshes: int = 0
+
+    def refresh(self) -> None:
+        """Count."""
+        self.refreshes += 1
+
+
+@pytest.mark.parametrize("query", ["system.tables", queries.WRITTEN])
+def test_a_store_that_goes_away_is_one_line(query: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its migrations are looked at, and while minutes are rolled up at the end of `--once`."""
+    monkeypatch.setattr(join, "open_client", lambda address: LeavingStore(query))
+    parser = argparse.ArgumentParser()
+    join.add_arguments(parser)
+    with pytest.raises(UsageError) as caught:
+        join.run(parser.parse_args(["--dsn", "clickhouse://store:8123", "--once"]))
+    assert str(caught.value) == "the store does not answer: no route to host"
+
+
+def test_who_may_ask_is_read_again_while_the_store_is_away(capsys: pytest.CaptureFixture[str]) -> None:
+    """A token that was taken back must not hold because of another machine's trouble."""
+    endpoint = FakeEndpoint()
+    join._failed(UsageError("the store does not answer: away"), cast(Endpoint, endpoint))
+    assert endpoint.refreshes == 1
+    assert capsys.readouterr().err == "moetrace join: the store does not answer: away; trying again\n"
+
+
+def test_health_tells_nothing_of_the_store() -> None:
+    """Anyone may ask; what the store said is for the log."""
+    endpoint = FakeEndpoint()
+    client = TestClient(Starlette(routes=endpoint.metrics.routes()))
+    assert client.get("/healthz").status_code == 200
+    join._failed(UsageError("https://me@secret-host:8443 says no"), cast(Endpoint, endpoint))
+    answer = client.get("/healthz")
+    assert (answer.status_code, "secret-host" in answer.text) == (503, False)
+    join._turned(0, cast(Endpoint, endpoint))
+    assert client.get("/healthz").status_code == 200
