@@ -35,6 +35,7 @@ _HARMLESS = (
     ("timeout_overflow_mode", "throw"),
     ("distributed_product_mode", "global"),
     ("distributed_foreground_insert", "1"),
+    ("parallel_distributed_insert_select", "0"),
 )
 """Asked for by drivers, and so in any case."""
 _PREFIXES = re.compile(r"(Code: \d+\. DB::Exception: )+")

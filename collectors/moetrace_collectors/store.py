@@ -20,6 +20,8 @@ SERVER_SETTINGS = {
     "distributed_foreground_insert": 1,
     # ... and a query with another sharded table in its IN or JOIN sends that one's rows along.
     "distributed_product_mode": "global",
+    # INSERT .. SELECT between such tables shards its rows anew; the server's own way would leave them.
+    "parallel_distributed_insert_select": 0,
 }
 _TIMEOUTS = ("ConnectTimeoutError", "ReadTimeoutError", "TimeoutError")
 """Names of the HTTP library's errors, which is the driver's and not ours to import."""

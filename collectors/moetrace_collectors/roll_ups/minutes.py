@@ -17,6 +17,8 @@ from dataclasses import dataclass
 MINUTE_S = 60
 SPAN_MINUTES = 10
 """Minutes rolled up by one statement at most; bounds its memory."""
+STRETCH_MINUTES = 240
+"""From the first to the last of the minutes that one query counts."""
 
 Minute = tuple[str, int]
 """(run id, unix time of its start, s)"""
@@ -104,8 +106,13 @@ class MinutePlan:
         self._waiting.pop(minute, None)
 
 
-def spans(minutes: Iterable[Minute]) -> tuple[MinuteSpan, ...]:
-    """Minutes as spans without a gap, in order, none longer than SPAN_MINUTES."""
+def spans(minutes: Iterable[Minute], *, alone: frozenset[Minute] = frozenset()) -> tuple[MinuteSpan, ...]:
+    """Minutes as spans without a gap, in order, none longer than SPAN_MINUTES.
+
+    Args:
+        minutes: of any runs, in any order.
+        alone: those that make a span of their own.
+    """
     found: list[MinuteSpan] = []
     for run_id, start_s in sorted(minutes):
         last = found[-1] if found else None
@@ -113,8 +120,28 @@ def spans(minutes: Iterable[Minute]) -> tuple[MinuteSpan, ...]:
             last is not None
             and (last.run_id, last.end_s) == (run_id, start_s)
             and start_s - last.first_s < SPAN_MINUTES * MINUTE_S
+            and alone.isdisjoint({(run_id, start_s), (run_id, last.first_s)})
         ):
             found[-1] = MinuteSpan(run_id=run_id, first_s=last.first_s, end_s=start_s + MINUTE_S)
         else:
             found.append(MinuteSpan(run_id=run_id, first_s=start_s, end_s=start_s + MINUTE_S))
     return tuple(found)
+
+
+def stretches(minutes: Iterable[Minute]) -> tuple[frozenset[Minute], ...]:
+    """Minutes by time, cut at long gaps and after STRETCH_MINUTES.
+
+    One rank with a wrong date must not make a query read everything between its minute and now.
+    """
+    found: list[list[Minute]] = []
+    for minute in sorted(minutes, key=lambda one: (one[1], one[0])):
+        together = found[-1] if found else None
+        if (
+            together is not None
+            and minute[1] - together[-1][1] <= SPAN_MINUTES * MINUTE_S
+            and minute[1] - together[0][1] < STRETCH_MINUTES * MINUTE_S
+        ):
+            together.append(minute)
+        else:
+            found.append([minute])
+    return tuple(frozenset(together) for together in found)

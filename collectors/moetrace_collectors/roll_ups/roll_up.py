@@ -12,7 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from moetrace_collectors.errors import UsageError
+from moetrace_collectors.number_format import count
 from moetrace_collectors.roll_ups import queries
+from moetrace_collectors.roll_ups.failures import FailedMinutes
 from moetrace_collectors.roll_ups.minutes import (
     MINUTE_S,
     Minute,
@@ -20,7 +23,9 @@ from moetrace_collectors.roll_ups.minutes import (
     MinutePlan,
     MinuteSpan,
     spans,
+    stretches,
 )
+from moetrace_collectors.store import first_line
 from moetrace_collectors.store_clock import HOUR_MS, NOW
 
 FIRST_LOOK_BACK_MS = 24 * HOUR_MS
@@ -28,6 +33,8 @@ FIRST_LOOK_BACK_MS = 24 * HOUR_MS
 OVERLAP_MS = 900_000
 """Rows of the time before the last turn that are looked at again: clocks of collectors differ from the
 store's, and a row is stamped before it is written, ms."""
+MINUTES_AT_ONCE = 1_000
+"""Minutes of runs that are looked at in one turn; the others wait for the next ones."""
 SETTINGS = {
     # One core at most: rows that arrive go first.
     "max_threads": 1,
@@ -36,6 +43,8 @@ SETTINGS = {
     "max_partitions_per_insert_block": 0,
     # A minute is counted and summed on one replica.
     "load_balancing": "in_order",
+    # On a cluster a minute goes where it belongs; a server would otherwise leave sums where rows lie.
+    "parallel_distributed_insert_select": 0,
 }
 
 
@@ -54,6 +63,14 @@ class RollUpSettings:
     """Only this run; empty: all."""
 
 
+@dataclass(slots=True)
+class _Failed:
+    """Minutes that one turn could not roll up."""
+
+    minutes: tuple[Minute, ...] = ()
+    reason: str = ""
+
+
 class RollUp:
     """Rolls up what is in a store; `turn` does what is due now."""
 
@@ -61,10 +78,16 @@ class RollUp:
         self, client: Any, settings: RollUpSettings, *, clock_s: Callable[[], float] = time.monotonic
     ) -> None:
         """Take a clickhouse-connect client of a migrated store; closed by the caller."""
+        from clickhouse_connect.driver.exceptions import ClickHouseError
+
+        self._error: type[Exception] = ClickHouseError
         self._client = client
         self._settings = settings
         self._clock_s = clock_s
         self._plan = MinutePlan(settle_s=settings.settle_s, longest_s=settings.longest_s)
+        self._failures = FailedMinutes()
+        self._unseen: dict[Minute, None] = {}
+        """Minutes to look at, the longest waiting first."""
         self._turned_ms: int | None = None
         self._steps: dict[Minute, tuple[int, int]] = {}
 
@@ -83,19 +106,71 @@ class RollUp:
             go_on: asked between minutes; False leaves the rest for the next turn.
 
         Raises:
-            ClickHouseError: of the driver, where the store does not answer or refuses.
+            ClickHouseError: of the driver, where the store does not answer.
+            UsageError: it refused some minutes, which are tried again later; all others are done.
         """
-        now_ms = int(self._client.query(NOW).result_rows[0][0])
-        self._see(self._written(now_ms) | self._plan.waiting | touched)
+        now_ms = self._now_ms()
+        to_see = self._written(now_ms) | self._plan.waiting | touched
+        if not everything:
+            to_see -= self._failures.held_back(self._clock_s())
+        self._unseen |= dict.fromkeys(sorted(to_see, key=lambda minute: -minute[1]))
         # Only now: a turn that failed is made up for by the next one.
         self._turned_ms = now_ms
+        num_minutes, failed = 0, _Failed()
+        while True:
+            looked_at = list(self._unseen)[:MINUTES_AT_ONCE]
+            for together in stretches(looked_at):
+                self._see(together)
+            for minute in looked_at:
+                del self._unseen[minute]
+            num_minutes += self._roll_up_due(now_ms, failed, everything=everything, go_on=go_on)
+            if not everything or not self._unseen or not go_on():
+                break
+        if failed.reason:
+            raise UsageError(
+                f"{count(len(failed.minutes), 'minute')} could not be rolled up, "
+                f"of run {failed.minutes[0][0]} first, and will be tried again: {failed.reason}"
+            )
+        return num_minutes
+
+    def _roll_up_due(
+        self, now_ms: int, failed: _Failed, *, everything: bool, go_on: Callable[[], bool]
+    ) -> int:
+        now_s = self._clock_s()
+        due = set(self._plan.due(now_s=now_s, everything=everything)) - set(failed.minutes)
+        if not everything:
+            due -= self._failures.held_back(now_s)
         num_minutes = 0
-        for span in spans(self._plan.due(now_s=self._clock_s(), everything=everything)):
+        for span in spans(due, alone=self._failures.minutes):
             if not go_on():
                 break
-            self._roll_up(span, now_ms)
-            num_minutes += len(span.minutes)
+            if self._try(span, now_ms, failed):
+                num_minutes += len(span.minutes)
+                continue
+            if len(span.minutes) == 1:
+                continue
+            for alone in spans(span.minutes, alone=frozenset(span.minutes)):
+                if not go_on():
+                    return num_minutes
+                num_minutes += self._try(alone, now_ms, failed)
         return num_minutes
+
+    def _try(self, span: MinuteSpan, now_ms: int, failed: _Failed) -> bool:
+        try:
+            self._roll_up(span, now_ms)
+        except (self._error, OSError) as error:
+            # A store that is away would fail all the others too, each after a while: then this raises.
+            self._now_ms()
+            if len(span.minutes) == 1:
+                self._failures.failed(span.minutes[0], self._clock_s())
+                failed.minutes += span.minutes
+                failed.reason = failed.reason or first_line(error)
+            return False
+        self._failures.done(span.minutes)
+        return True
+
+    def _now_ms(self) -> int:
+        return int(self._client.query(NOW).result_rows[0][0])
 
     def _written(self, now_ms: int) -> frozenset[Minute]:
         if self._turned_ms is not None:
@@ -111,8 +186,6 @@ class RollUp:
         return frozenset((str(row["run_id"]), int(row["minute"])) for row in rows)
 
     def _see(self, minutes: frozenset[Minute]) -> None:
-        if not minutes:
-            return
         bounds = {
             "first": min(start for _, start in minutes),
             "end": max(start for _, start in minutes) + MINUTE_S,
@@ -135,7 +208,9 @@ class RollUp:
             self._plan.see(minute, there=there, rolled_up=rolled_up.get(minute, MinuteCounts()), now_s=now_s)
             if row is not None:
                 self._steps[minute] = (int(row["first_step"]), int(row["last_step"]))
-        self._steps = {minute: self._steps[minute] for minute in self._plan.waiting if minute in self._steps}
+        waiting = self._plan.waiting
+        self._failures.done(minutes - waiting)
+        self._steps = {minute: steps for minute, steps in self._steps.items() if minute in waiting}
 
     def _roll_up(self, span: MinuteSpan, now_ms: int) -> None:
         self._sum(queries.ROLL_UP_EXPERT_LOADS, span)
@@ -149,8 +224,8 @@ class RollUp:
             [
                 [span.run_id] * len(counts),
                 [start for _, start in span.minutes],
-                [count.rank_steps for count in counts],
-                [count.verdicts for count in counts],
+                [there.rank_steps for there in counts],
+                [there.verdicts for there in counts],
                 [now_ms] * len(counts),
             ],
             column_names=["run_id", "minute", "rank_steps", "verdicts", "rolled_up_at"],

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from moetrace_collectors.errors import UsageError
 from moetrace_collectors.roll_ups.minutes import MINUTE_S, Minute
 from moetrace_collectors.roll_ups.roll_up import RollUp
 from moetrace_collectors.store import first_line
@@ -72,7 +73,7 @@ class RollUpThread:
             touched, self._touched = frozenset(self._touched), set()
         try:
             self._roll_up.turn(touched=touched, everything=everything, go_on=go_on)
-        except (self._error, OSError) as error:
+        except (self._error, OSError, UsageError) as error:
             self._failed(touched)
             if not self._has_warned:
                 logger.warning("roll-ups by minute wait: %s", first_line(error))

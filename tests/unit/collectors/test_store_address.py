@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
+import clickhouse_connect
 import pytest
 
 from moetrace_collectors.errors import UsageError
@@ -52,6 +54,14 @@ def test_a_server_that_does_not_answer_is_one_clear_line() -> None:
         f"no ClickHouse answers at {dsn} (connection refused): check the host and its HTTP"
     )
     assert "HTTPConnection" not in message
+
+
+def test_a_server_is_asked_to_shard_what_it_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Migrations fill tables from tables: without the setting rows would stay on the shard they come from."""
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(clickhouse_connect, "get_client", lambda **options: asked.update(options))
+    open_client(parse_store("clickhouse://host"))
+    assert asked["settings"]["parallel_distributed_insert_select"] == 0
 
 
 def test_a_password_is_never_shown() -> None:
