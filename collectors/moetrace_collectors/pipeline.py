@@ -179,6 +179,7 @@ class Pipeline:
             RunDirectory(path=config.directory).dead_letter_path, max_bytes=config.dead_letter_bytes
         )
         undo.callback(dead_letter.close)
+        self._roll_ups = _roll_ups(config, metrics, undo)
         clickhouse = ClickHouseSink(
             client,
             database=config.database,
@@ -187,6 +188,8 @@ class Pipeline:
             clock_ns=clocks.monotonic_ns,
             on_stored=metrics.rows_stored,
             on_lost=self._rows_lost,
+            # Rows that waited long for the store are stamped before the time that is looked back.
+            on_written=self._roll_ups.touch if self._roll_ups is not None else None,
             insert_arrow=_embedded_insert(config, undo),
         )
         # Of its own: calls on one client wait for each other, and a batch of rows takes long.
@@ -238,7 +241,6 @@ class Pipeline:
         )
         if journal is not None:
             restore(journal, joiner, self._worker, metrics)
-        self._roll_ups = _roll_ups(config, metrics, undo)
         self._shutdown_timeout_s = config.shutdown_timeout_s
 
     @property

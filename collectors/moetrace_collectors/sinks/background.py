@@ -21,6 +21,8 @@ from moetrace_collectors.joiner import size_bytes
 from moetrace_collectors.model import RankStep
 from moetrace_collectors.sinks.base import Sink, StepResult
 
+MAX_EVENTS = 10_000
+"""Events that make a batch, however small they are: each becomes a row."""
 EVENT_BYTES = 300
 """About what an event takes in memory without its text."""
 CHECK_S = 1.0
@@ -52,7 +54,7 @@ class BackgroundSink:
         self._batch_interval_ns = batch_interval_ns
         self._clock_ns = clock_ns
         self._buffer: list[Callable[[], None]] = []
-        self._buffered_steps = self._buffered_bytes = 0
+        self._buffered_steps = self._buffered_bytes = self._buffered_events = 0
         self._oldest_ns: int | None = None
         self._condition = threading.Condition()
         self._batch: list[Callable[[], None]] = []
@@ -108,10 +110,11 @@ class BackgroundSink:
     def take_event(self, event: CollectorEvent) -> None:
         """See Sink."""
         self._take(partial(self._sink.take_event, event), size=EVENT_BYTES + len(event.detail))
+        self._buffered_events += 1
 
     def is_due(self, now_ns: int) -> bool:
         """See Sink: what is only old waits for the thread, what is full does not."""
-        if self._buffered_bytes >= self._batch_bytes:
+        if self._buffered_bytes >= self._batch_bytes or self._buffered_events >= MAX_EVENTS:
             return True
         is_old = self._oldest_ns is not None and now_ns - self._oldest_ns >= self._batch_interval_ns
         return is_old and not self._is_writing
@@ -129,7 +132,7 @@ class BackgroundSink:
                 return
             self._batch, self._buffer = self._buffer, []
             self._batch_steps, self._buffered_steps = self._buffered_steps, 0
-            self._buffered_bytes, self._oldest_ns = 0, None
+            self._buffered_bytes, self._buffered_events, self._oldest_ns = 0, 0, None
             self._num_handed_over = self._num_taken
             self._condition.notify_all()
 

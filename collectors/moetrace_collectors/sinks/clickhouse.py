@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,13 +32,19 @@ from moetrace_collectors.sinks.clickhouse_rows import (
 from moetrace_collectors.store import first_line
 from moetrace_collectors.store_errors import is_retryable
 
-MAX_BUFFERED_EVENTS = 10_000
 INSERT_SETTINGS = {"max_partitions_per_insert_block": 0, "optimize_on_insert": 0}
 """A rank with a wrong date must not make the whole batch fail. Repeats of a key are rare in one batch, and
 readers must cope with repeats across batches anyway: to look for them costs half of an insert."""
 
 
-Tables = tuple[TableColumns | TableRows, ...]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """What will become rows."""
+
+    render: Callable[[], Sequence[TableColumns | TableRows]]
+    table: str
+    """The one that counts its records."""
+    number: int
 
 
 def in_pieces(rank_steps: Sequence[RankStep], piece_bytes: int) -> Iterator[Sequence[RankStep]]:
@@ -73,6 +81,7 @@ class ClickHouseSink:
         clock_ns: Callable[[], int],
         on_stored: Callable[[str, int], None],
         on_lost: Callable[[str, int], None],
+        on_written: Callable[[Iterable[tuple[str, int]]], None] | None = None,
         unix_ns: Callable[[], int] = time.time_ns,
         insert_arrow: Callable[[str, Any], None] | None = None,
     ) -> None:
@@ -85,15 +94,14 @@ class ClickHouseSink:
             batch_interval_ns: age of the oldest buffered record that makes a flush due.
             clock_ns: monotonic clock.
             on_stored: told (table, rows) after each insert.
-            on_lost: told (table, rows) of rows that the store refuses for good, and of events that
-                were dropped because the store has been away.
+            on_lost: told (table, rows) of rows that the store refuses for good, and (rank_steps, number) or
+                the like of what no rows can be made of.
+            on_written: told of rank steps, as (run id, start in unix ns), once their rows are in the store
+                or given up; None for nobody.
             unix_ns: clock that says when rows were written.
             insert_arrow: inserts (table, Arrow table) a faster way than the client, with the client's errors
                 and `INSERT_SETTINGS`; None for the client's own.
         """
-        from clickhouse_connect.driver.exceptions import ClickHouseError
-
-        self._error: type[Exception] = ClickHouseError
         self._client = client
         self._insert_arrow = insert_arrow or self._insert_through_client
         self._database = database
@@ -102,6 +110,7 @@ class ClickHouseSink:
         self._clock_ns = clock_ns
         self._on_stored = on_stored
         self._on_lost = on_lost
+        self._on_written = on_written
         self._unix_ns = unix_ns
         self._results: list[StepResult] = []
         self._late: list[RankStep] = []
@@ -109,8 +118,9 @@ class ClickHouseSink:
         self._events: list[CollectorEvent] = []
         self._buffered_bytes = 0
         self._oldest_ns: int | None = None
-        self._pieces: deque[Callable[[], Tables]] = deque()
+        self._pieces: deque[_Piece] = deque()
         self._unwritten: list[TableColumns | TableRows] = []
+        self._unwritten_starts: set[tuple[str, int]] = set()
         self._num_unwritten_steps = 0
         self._num_taken = self._num_planned = self._num_written = 0
 
@@ -153,9 +163,6 @@ class ClickHouseSink:
 
     def take_event(self, event: CollectorEvent) -> None:
         """See Sink."""
-        if len(self._events) >= MAX_BUFFERED_EVENTS:
-            self._on_lost("collector_events", 1)
-            return
         self._events.append(event)
         self._touch()
 
@@ -175,7 +182,10 @@ class ClickHouseSink:
             while self._unwritten:
                 self._insert(self._unwritten[0])
                 self._unwritten.pop(0)
+        starts = self._unwritten_starts
         self._all_planned_is_written()
+        if starts and self._on_written is not None:
+            self._on_written(starts)
 
     def abandon(self) -> None:
         """See Sink."""
@@ -185,7 +195,9 @@ class ClickHouseSink:
                 self._on_lost(rows.table, len(rows))
             self._unwritten = []
             if self._pieces:
-                self._render_next()
+                # What no rows can be made of is counted, too.
+                with suppress(SinkError):
+                    self._render_next()
         self._all_planned_is_written()
 
     def close(self) -> None:
@@ -199,6 +211,7 @@ class ClickHouseSink:
 
     def _all_planned_is_written(self) -> None:
         self._num_written, self._num_unwritten_steps = self._num_planned, 0
+        self._unwritten_starts = set()
 
     def _take_buffer(self) -> None:
         """Plan the rows of what is buffered; verdicts go last, when all that they rest on is there."""
@@ -206,9 +219,16 @@ class ClickHouseSink:
         now_ms = self._unix_ns() // NS_PER_MS
         for steps, late in ((on_time, False), (self._late, True)):
             for piece in in_pieces(steps, self._batch_bytes):
-                self._pieces.append(partial(rank_step_rows, piece, late=late, received_unix_ms=now_ms))
+                render = partial(rank_step_rows, piece, late=late, received_unix_ms=now_ms)
+                self._pieces.append(_Piece(render=render, table="rank_steps", number=len(piece)))
+            self._unwritten_starts |= {(step.run_id, step.start_unix_ns) for step in steps}
         results, events = self._results, self._events
-        self._pieces.append(lambda: (*verdict_rows(results), event_rows(events)))
+        self._pieces.append(
+            _Piece(render=partial(verdict_rows, results), table="step_verdicts", number=len(results))
+        )
+        self._pieces.append(
+            _Piece(render=lambda: (event_rows(events),), table="collector_events", number=len(events))
+        )
         self._num_unwritten_steps += len(results)
         self._num_planned = self._num_taken
         self._results, self._late, self._unjoined, self._events = [], [], [], []
@@ -216,7 +236,18 @@ class ClickHouseSink:
         self._oldest_ns = None
 
     def _render_next(self) -> None:
-        self._unwritten = [rows for rows in self._pieces.popleft()() if len(rows)]
+        piece = self._pieces.popleft()
+        try:
+            self._unwritten = [rows for rows in piece.render() if len(rows)]
+        except Exception as error:
+            # A fault of ours, which the same records would meet again, also when the log replays them: they
+            # must not hold up what is behind them. Counted, and said where every failed write is.
+            self._on_lost(piece.table, piece.number)
+            raise SinkError(
+                f"{piece.table}: no rows can be made of {piece.number} records: "
+                f"{type(error).__name__}: {first_line(error)}",
+                retryable=False,
+            ) from error
 
     def _insert(self, rows: TableColumns | TableRows) -> None:
         try:
@@ -231,7 +262,8 @@ class ClickHouseSink:
                     column_oriented=True,
                     settings=INSERT_SETTINGS,
                 )
-        except (self._error, OSError, ValueError, TypeError, OverflowError) as error:
+        except Exception as error:
+            # Also what driver and Arrow raise of their own: else it would end the thread that writes.
             retryable = is_retryable(error)
             if not retryable:
                 # The same rows would be refused for ever and hold up everything behind them.

@@ -10,7 +10,7 @@ import pytest
 from moetrace_collectors.events import CollectorEvent, EventKind
 from moetrace_collectors.joiner import size_bytes
 from moetrace_collectors.model import RankStep
-from moetrace_collectors.sinks.background import BackgroundSink
+from moetrace_collectors.sinks.background import MAX_EVENTS, BackgroundSink
 from moetrace_collectors.sinks.base import Sink, StepResult
 from moetrace_collectors.testing import SyntheticRun
 
@@ -173,6 +173,22 @@ def test_only_a_full_batch_is_due_while_another_is_written(
     store.may_write.release()
     await_written(sink, sink.num_taken)
     assert [len(batch) for batch in store.batches] == [1, 1 + number]
+
+
+def test_many_events_make_a_batch(store: Store, clock: Clock) -> None:
+    """Each becomes a row, so their number bounds a batch whatever their size; the next begins at nothing."""
+    sink = BackgroundSink(store, batch_bytes=10**9, batch_interval_ns=1_000, clock_ns=clock)
+    sink.start(store.write)
+    store.may_write.release()
+    for number in range(MAX_EVENTS):
+        assert not sink.is_due(clock.now_ns)
+        sink.take_event(event(f"{number % 2}"))
+    assert sink.is_due(clock.now_ns)
+    sink.flush()
+    sink.take_event(event("one"))
+    assert not sink.is_due(clock.now_ns)
+    sink.end()
+    assert [len(batch) for batch in store.batches] == [MAX_EVENTS]
 
 
 def test_finish_writes_everything(sink: BackgroundSink, store: Store) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError, DataError, OperationalError
@@ -11,7 +12,7 @@ from clickhouse_connect.driver.exceptions import DatabaseError, DataError, Opera
 from moetrace_collectors.errors import SinkError
 from moetrace_collectors.events import CollectorEvent, EventKind
 from moetrace_collectors.joiner import size_bytes
-from moetrace_collectors.model import JoinedStep
+from moetrace_collectors.model import JoinedStep, StepVerdict
 from moetrace_collectors.sinks.base import RetryPolicy, StepResult, flush_with_retry
 from moetrace_collectors.sinks.clickhouse import ClickHouseSink
 from moetrace_collectors.testing import SyntheticRun
@@ -28,6 +29,7 @@ class FakeClient:
     errors: list[Exception | None] = field(default_factory=list)
     tables: list[tuple[str, int]] = field(default_factory=list)
     closed: bool = False
+    on_insert: Callable[[], None] = lambda: None
 
     def insert(self, table: str, data: list[list[Any]], **options: Any) -> None:
         """Take a columnar insert."""
@@ -36,6 +38,7 @@ class FakeClient:
             raise error
         assert options["column_oriented"]
         assert len({len(column) for column in data}) == 1
+        self.on_insert()
         self.tables.append((table, len(data[0])))
 
     def insert_arrow(self, table: str, arrow: Any, **options: Any) -> None:
@@ -54,6 +57,7 @@ class Books:
     stored: list[tuple[str, int]] = field(default_factory=list)
     lost: list[tuple[str, int]] = field(default_factory=list)
     now_ns: int = 0
+    written: list[set[tuple[str, int]]] = field(default_factory=list)
 
 
 def make_sink(client: FakeClient, books: Books, *, batch_bytes: int = 10**9) -> ClickHouseSink:
@@ -66,6 +70,7 @@ def make_sink(client: FakeClient, books: Books, *, batch_bytes: int = 10**9) -> 
         clock_ns=lambda: books.now_ns,
         on_stored=lambda table, rows: books.stored.append((table, rows)),
         on_lost=lambda table, rows: books.lost.append((table, rows)),
+        on_written=lambda starts: books.written.append(set(starts)),
     )
 
 
@@ -256,6 +261,68 @@ def test_pieces_that_are_given_up_are_counted() -> None:
     assert _rows_by_table(client.tables)["rank_steps"] == 1
     assert _rows_by_table(books.lost)["rank_steps"] == 15
     assert sink.num_written == sink.num_taken
+
+
+def test_no_event_is_dropped_while_the_store_is_well() -> None:
+    """Whoever hands them over bounds a batch; the sink writes what it is given."""
+    client, books = FakeClient(), Books()
+    sink = make_sink(client, books)
+    for _ in range(25_000):
+        sink.take_event(EVENT)
+    sink.flush()
+    assert (client.tables, books.lost) == ([("collector_events", 25_000)], [])
+
+
+def test_starts_are_told_once_their_rows_are_written() -> None:
+    """Rows may wait for hours, stamped as of when they came: who sums them learns of them only then."""
+    client, books = FakeClient(errors=[None, OSError("away")]), Books()
+    client.on_insert = lambda: books.written.append(set())
+    sink = make_sink(client, books)
+    sink.take_step(result())
+    sink.take_late(RUN.step(3)[1])
+    with pytest.raises(SinkError):
+        sink.flush()
+    sink.flush()
+    sink.flush()
+    starts = {("synthetic", step.start_unix_ns) for step in (*RUN.step(0), RUN.step(3)[1])}
+    assert [told for told in books.written if told] == [starts]
+    assert books.written[-1] == starts, "no row goes in behind it"
+
+
+def test_records_that_no_rows_can_be_made_of_hold_up_nothing() -> None:
+    """They are counted and said; the log, which would replay them at every start, can let go of them."""
+    client, books = FakeClient(), Books()
+    sink = make_sink(client, books)
+    good = result()
+    bad = replace(good, verdict=cast(StepVerdict, None))
+    sink.take_step(bad)
+    sink.take_event(EVENT)
+    said: list[str] = []
+    assert flush_with_retry(
+        sink,
+        policy=RetryPolicy(),
+        on_error=lambda _, error: said.append(str(error)),
+        wait=lambda delay: False,
+    )
+    assert books.lost == [("step_verdicts", 1)]
+    assert len(said) == 1
+    assert said[0].startswith("step_verdicts: no rows can be made of 1 records: AttributeError")
+    assert [table for table, _ in client.tables] == [*TABLES[:4], "collector_events"]
+    assert sink.num_written == sink.num_taken == 2
+    sink.take_step(bad)
+    sink.abandon()
+    assert books.lost[1:] == [*client.tables[:4], ("step_verdicts", 1)]
+
+
+def test_an_error_of_the_driver_itself_is_final() -> None:
+    """What neither store nor network said would come again with the same rows."""
+    client, books = FakeClient(errors=[KeyError("column")]), Books()
+    sink = make_sink(client, books)
+    sink.take_event(EVENT)
+    with pytest.raises(SinkError) as failure:
+        sink.flush()
+    assert not failure.value.retryable
+    assert books.lost == [("collector_events", 1)]
 
 
 def _rows_by_table(written: list[tuple[str, int]]) -> dict[str, int]:
