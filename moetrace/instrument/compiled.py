@@ -15,6 +15,7 @@ The only part of the library that registers anything with torch; imported where 
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,6 +34,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("moetrace")
 
 _NAMESPACE = "moetrace"
+_NEEDED = (
+    "compiler.is_exporting",
+    "compiler.is_dynamo_compiling",
+    "library.register_fake",
+    "_C._AutoDispatchBelowAutograd",
+    "_C._current_graph_task_id",
+    "_C._get_dispatch_mode",
+    "_C._len_torch_dispatch_stack",
+    "_C._TorchDispatchModeKey.FUNCTIONAL",
+)
+"""Names of torch that marks ask for while a graph is traced or run: private ones, and such as came after 2.4."""
 _SCHEMAS = {
     "begin": "(Tensor[] reads, int recorder, int site) -> ()",
     "end": "(Tensor[] reads, int recorder, int site) -> ()",
@@ -183,6 +195,8 @@ _RUN: dict[str, Callable[..., None]] = {
 def _register() -> Any | None:
     """Define the ops; None where this torch has no ordered effects, and tracing steps aside as a whole."""
     try:
+        for name in _NEEDED:
+            operator.attrgetter(name)(torch)
         from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
         library: Any = cast(Any, torch.library.Library)(_NAMESPACE, "FRAGMENT")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 
 from compiled_models import Decoder, Router, Ticks, equal, train
 from moetrace.instrument.recorders import key_of
+from moetrace.instrument.wrap import TorchState
 from moetrace.record.sites import Role, Site
 from moetrace.timing.clock import HostClock
 from moetrace_schemas.enums import CountKind, Phase
@@ -375,3 +378,68 @@ def test_reduce_overhead_is_recorded_like_the_default(record: Make) -> None:
     step = recording.records()[1]
     seen = [(row.layer, row.phase) for row in step.phases if row.phase in (Phase.ROUTER, Phase.FUSED)]
     assert seen == [(layer, phase) for layer in (0, 1) for phase in (Phase.ROUTER, Phase.FUSED)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "compiler.is_exporting",
+        "_C._AutoDispatchBelowAutograd",
+        "_C._get_dispatch_mode",
+        "_C._len_torch_dispatch_stack",
+        "_C._TorchDispatchModeKey",
+    ],
+)
+def test_a_torch_without_a_name_takes_no_marks(name: str) -> None:
+    """Seen when torch is asked first, not in the middle of somebody's compilation."""
+    owner, _, attribute = f"torch.{name}".rpartition(".")
+    program = f"""
+import torch
+kept = {owner}.{attribute}
+del {owner}.{attribute}
+from moetrace.instrument import compiled
+from moetrace.instrument.wrap import TorchState
+assert not compiled.AVAILABLE
+assert TorchState().traced_step is None
+# This torch needs it itself.
+{owner}.{attribute} = kept
+import moetrace
+tracer = moetrace.init(endpoint="", run_id="r", rank=0, world_size=1)
+part = tracer.wrap(experts=lambda rows: rows * 2, layer=0).experts
+run = torch.compile(part, backend="eager", fullgraph=True)
+with tracer.step():
+    assert run(torch.ones(2)).tolist() == [2.0, 2.0]
+assert tracer.guard.errors == {{}}
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_an_older_torch_says_by_its_older_name_what_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`is_compiling` is there since 2.1."""
+    monkeypatch.delattr(torch.compiler, "is_dynamo_compiling")
+    assert TorchState().compiling is torch.compiler.is_compiling
+
+
+def test_a_phase_that_was_used_before_torch_came_is_traced() -> None:
+    """Code that is compiled later holds its marks, with no graph break."""
+    program = """
+import sys
+import moetrace
+tracer = moetrace.init(endpoint="", run_id="r", rank=0, world_size=1)
+for _ in range(2):
+    with tracer.phase("dispatch", layer=0):
+        pass
+assert "torch" not in sys.modules
+assert len(tracer.sites.sites) == 1
+import torch
+def body(rows):
+    with tracer.phase("dispatch", layer=0):
+        return rows * 2
+with tracer.phase("dispatch", layer=0):
+    pass
+run = torch.compile(body, backend="eager", fullgraph=True)
+with tracer.step():
+    assert run(torch.ones(2)).tolist() == [2.0, 2.0]
+assert len(tracer.sites.sites) == 1
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
