@@ -1,4 +1,4 @@
-"""SGLang's engine: what a batch that it runs is for, whose tokens a rank routes, and where which expert is."""
+"""SGLang's engine: what a batch is for, whose tokens a rank routes, and where it keeps which expert."""
 
 from __future__ import annotations
 
@@ -70,9 +70,7 @@ def not_counted() -> str:
         if not backend.is_none() or (gathers is not None and gathers()):
             return ""
         if attention.is_dp_attention_enabled():  # type: ignore[union-attr]
-            return (
-                "ids are not counted: tokens of all data-parallel ranks are gathered before they are routed"
-            )
+            return "ids are not counted: tokens of several ranks are gathered before they are routed"
         rank = _attention_tp_rank(attention)
     except (AttributeError, RuntimeError, ValueError, AssertionError):
         # Another version, or only its layers were imported.

@@ -44,7 +44,7 @@ _NEEDED = (
     "_C._len_torch_dispatch_stack",
     "_C._TorchDispatchModeKey.FUNCTIONAL",
 )
-"""Names of torch that marks ask for while a graph is traced or run: private ones, and such as came after 2.4."""
+"""Names of torch that marks ask for while a graph is traced or run: private ones, and newer than 2.4."""
 _SCHEMAS = {
     "begin": "(Tensor[] reads, int recorder, int site) -> ()",
     "end": "(Tensor[] reads, int recorder, int site) -> ()",

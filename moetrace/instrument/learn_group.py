@@ -128,7 +128,7 @@ class GroupLearner:
 
 
 def process_group(given: Any) -> Any | None:
-    """The process group that a collective was given, as it is, by name or as a mesh; None where it is unknown."""
+    """The process group that a collective was given, by name or mesh too; None where it is unknown."""
     from torch import distributed
 
     if given is None:

@@ -131,7 +131,7 @@ def test_a_group_is_known_by_its_name_or_mesh() -> None:
 
 @pytest.mark.usefixtures("ranks")
 def test_an_exchange_in_two_groups_teaches_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """Rows that go within a node first and across nodes then: neither is the group; one line says so, once."""
+    """Within a node first and across nodes then: neither is the group; one line says so, once."""
     tracer = Tracer()
     learner = GroupLearner(tracer)
     collective = learner.beside(distributed.all_to_all_single)
