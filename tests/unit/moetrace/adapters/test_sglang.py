@@ -377,10 +377,9 @@ def parallel(
     context: bool = True,
 ) -> None:
     """What srt/layers/moe/utils.py, srt/layers/dp_attention.py and srt/runtime_context.py say of a rank."""
-    backends, attention = (
-        ModuleType("sglang.srt.layers.moe.utils"),
-        ModuleType("sglang.srt.layers.dp_attention"),
-    )
+    monkeypatch.setitem(sys.modules, "sglang", ModuleType("sglang"))
+    backends = ModuleType("sglang.srt.layers.moe.utils")
+    attention = ModuleType("sglang.srt.layers.dp_attention")
     said: Any = {
         backends: {
             "get_moe_a2a_backend": lambda: SimpleNamespace(is_none=lambda: not exchanges),
