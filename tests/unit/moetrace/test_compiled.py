@@ -443,3 +443,68 @@ with tracer.step():
 assert len(tracer.sites.sites) == 1
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+class Pair(Decoder):
+    """Calls another model first."""
+
+    def __init__(self, other: Any) -> None:
+        super().__init__()
+        self.other = [other]
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Hidden states to hidden states."""
+        torch._dynamo.graph_break()
+        return super().forward(self.other[0](tokens))
+
+
+class Failing(Decoder):
+    """Fails in the middle of its forward when told so."""
+
+    fails = False
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Hidden states to hidden states."""
+        hidden = super().forward(tokens)
+        torch._dynamo.graph_break()
+        if self.fails:
+            raise ValueError("the model's own")
+        return hidden
+
+
+def test_a_compiled_model_that_calls_another_is_one_step(record: Make) -> None:
+    """The inner one is a part of the step; each alone is a step, and none is dropped."""
+    recording = record(clock=HostClock(Ticks().now_ns))
+    inner = Decoder()
+    compiled_inner: Any = torch.compile(inner, backend="eager")
+    outer = Pair(compiled_inner)
+    for model in (inner, outer):
+        recording.tracer.instrument(model)
+    run: Any = torch.compile(outer, backend="eager")
+    with torch.no_grad():
+        run(torch.randn(6, 8))
+        compiled_inner(torch.randn(6, 8))
+        run(torch.randn(6, 8))
+    steps = recording.records()
+    assert [{row.layer for row in step.phases} - {-1} for step in steps] == [
+        {0, 1, 2, 3},
+        {0, 1},
+        {0, 1, 2, 3},
+    ]
+    assert not any(recording.tracer.metrics.dropped.values())
+    assert recording.tracer.guard.errors == {}
+
+
+def test_a_compiled_model_that_failed_is_a_step_again(record: Make) -> None:
+    """What an exception left open is dropped; the next call is recorded as a whole."""
+    recording, model = record(clock=HostClock(Ticks().now_ns)), Failing()
+    recording.tracer.instrument(model)
+    run: Any = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        model.fails = True
+        with pytest.raises(ValueError, match="the model's own"):
+            run(torch.randn(6, 8))
+        model.fails = False
+        run(torch.randn(6, 8))
+    (step,) = recording.records()
+    assert {row.layer for row in step.phases} >= {0, 1}
