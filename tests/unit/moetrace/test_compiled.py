@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from compiled_models import Decoder, Router, Ticks, equal, train
+from moetrace.instrument import graph_calls
 from moetrace.instrument.recorders import key_of
 from moetrace.instrument.wrap import TorchState
 from moetrace.record.sites import Role, Site
@@ -508,3 +509,24 @@ def test_a_compiled_model_that_failed_is_a_step_again(record: Make) -> None:
         run(torch.randn(6, 8))
     (step,) = recording.records()
     assert {row.layer for row in step.phases} >= {0, 1}
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("broken", ["_keep_order", "_lowered"])
+def test_a_fault_while_code_is_written_costs_the_order_alone(
+    record: Make, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """The op goes into the code like any other: same numbers, and the phases are there."""
+    monkeypatch.setattr(graph_calls, broken, lambda *_: 1 / 0)
+    recording, model = record(clock=HostClock(Ticks().now_ns)), Decoder()
+    with torch.no_grad():
+        rows = torch.randn(6, 8)
+        plain = torch.compile(model, fullgraph=True)(rows)
+        torch._dynamo.reset()
+        recording.tracer.instrument(model)
+        run: Any = torch.compile(model, fullgraph=True, options={"fx_graph_cache": False})
+        with recording.tracer.step():
+            assert torch.equal(run(rows), plain)
+    (step,) = recording.records()
+    assert {row.layer for row in step.phases if row.phase is Phase.ROUTER} == {0, 1}
+    assert recording.tracer.guard.errors == {}

@@ -229,9 +229,16 @@ def test_something_that_is_no_model_is_a_configuration_error(record: Make) -> No
 def test_a_failure_while_instrumenting_leaves_the_model_as_it_was(
     record: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error arrives, and no wrapper is left."""
+    """The error arrives, and no wrapper is left, on shared functions neither."""
     tracer, model = record().tracer, Decoder()
-    before = namespaces(model)
+    before, shared = namespaces(model), torch.distributed.all_to_all_single
+    hook = tracer._installer._wrap_engine
+
+    def hook_all(calls: Any) -> None:
+        hook(calls)
+        tracer._installer.hook_collectives()
+
+    monkeypatch.setattr(tracer._installer, "_wrap_engine", hook_all)
 
     def full(*arguments: Any) -> None:
         raise MemoryError("no room for counters")
@@ -240,6 +247,7 @@ def test_a_failure_while_instrumenting_leaves_the_model_as_it_was(
     with pytest.raises(MemoryError):
         tracer.instrument(model)
     assert namespaces(model) == before
+    assert torch.distributed.all_to_all_single is shared
 
 
 def test_the_report_says_what_is_covered(record: Make) -> None:
