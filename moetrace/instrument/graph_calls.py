@@ -83,7 +83,8 @@ def _fence(op: Any) -> Callable[..., Any]:
             from torch._inductor.lowering import fallback_handler
 
             logger.info("moetrace: a mark in a compiled graph is an op like any other (%s)", error)
-            return fallback_handler(op, add_to_fallback_set=False)(*args)
+            as_op: Any = fallback_handler
+            return as_op(op, add_to_fallback_set=False)(*args)
         try:
             from torch._inductor.virtualized import V
 

@@ -138,7 +138,8 @@ def process_group(given: Any) -> Any | None:
     mesh, *dimension = given if isinstance(given, tuple) else (given,)
     try:
         if isinstance(mesh, str):
-            return distributed.distributed_c10d._resolve_process_group(mesh)
+            by_name: Any = distributed.distributed_c10d
+            return by_name._resolve_process_group(mesh)
         return mesh.get_group(*dimension)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         # No such name, a mesh of several dimensions, a list of ranks.

@@ -182,6 +182,6 @@ def _count(buffer: StepBuffer, index: int, received: ReceivedRows | None) -> Non
         return
     if received.sums is not None:
         counts = received.sums.diff(prepend=received.sums.new_zeros(1))
-    # Where a rank holds more (experts are replicated) or fewer, its n-th is not the n-th behind others' shares.
+    # Where experts are replicated, a rank's n-th is not the n-th behind the shares of those before it.
     if counts is not None and not beyond and len(counts) == local:
         counter.add_local_counts(index, counts, received.rank)

@@ -18,7 +18,6 @@ from moetrace.instrument.wrap import TorchState
 from moetrace.record.buffer import StepBuffer
 from moetrace_schemas.enums import ForwardMode
 
-
 _numbers = itertools.count()
 """Of instrumented models in this process, for graphs: those of two may run within each other."""
 

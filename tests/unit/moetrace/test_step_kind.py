@@ -111,7 +111,7 @@ def test_a_decoder_beside_an_encoder_is_looked_at(record: Make) -> None:
 
 
 def test_packed_tokens_may_be_of_both(record: Make) -> None:
-    """Without a batch dimension nothing tells prompts from answers; of a module that trains it is training."""
+    """Nothing tells prompts from answers there; of a module that trains it is training."""
 
     def body(model: Model, _: Recording) -> None:
         model(PROMPT.reshape(-1))
