@@ -15,8 +15,10 @@ import torch
 import torch.distributed
 from torch import nn
 
+from moetrace.adapters.base import ExpertParallel, LayerMatch
 from moetrace.adapters.reference import ReferenceMoE
 from moetrace.errors import ConfigError, UnsupportedModelError
+from moetrace.instrument.install import _count_site
 from moetrace.instrument.patches import mark_of
 from moetrace.record.buffer import StepBuffer
 from moetrace.timing.clock import HostClock
@@ -248,6 +250,23 @@ def test_a_failure_while_instrumenting_leaves_the_model_as_it_was(
         tracer.instrument(model)
     assert namespaces(model) == before
     assert torch.distributed.all_to_all_single is shared
+
+
+@pytest.mark.parametrize("slots", [0, 6])
+def test_what_an_exchange_received_is_of_experts_only_without_replicas(slots: int) -> None:
+    """Numbers of an exchange are of slots: with replicas they are no layer's experts in order."""
+    match = LayerMatch(
+        layer=0,
+        path="",
+        adapter="",
+        num_experts=4,
+        num_local_experts=2,
+        targets=(),
+        phases=(),
+        num_physical=slots,
+        parallel=ExpertParallel(rank=0, size=2, group=0),
+    )
+    assert _count_site(match, CountKind.RECEIVED, 0).at_exchange is (slots == 0)
 
 
 def test_the_report_says_what_is_covered(record: Make) -> None:
