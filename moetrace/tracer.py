@@ -386,8 +386,9 @@ class Tracer:
             ConfigError: no such phase, or a layer out of range (before the block runs).
         """
         known = self._phase_sites.get((phase, layer))
-        if known is None:
-            known = self.sites.add(phase_site(phase, layer)), TorchState(), self._graph_key
+        if known is None or not known[1].has_torch:
+            number = self.sites.add(phase_site(phase, layer)) if known is None else known[0]
+            known = number, TorchState(), self._graph_key
             self._phase_sites[(phase, layer)] = known
         return PhaseScope(self, *known)
 

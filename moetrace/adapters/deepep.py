@@ -42,9 +42,9 @@ def exchanges() -> list[Target]:
     event = getattr(package, "EventOverlap", None) or getattr(
         sys.modules.get(f"{PACKAGE}.utils"), "EventOverlap", None
     )
-    targets += [
-        _target(event, name, Role.WAIT, Call.WAIT_EVENT) for name in WAITS if hasattr(event, WAITS[0])
-    ]
+    if hasattr(event, WAITS[0]):
+        found = [name for name in WAITS if hasattr(event, name)]
+        targets += [_target(event, name, Role.WAIT, Call.WAIT_EVENT) for name in found]
     return targets
 
 
@@ -65,6 +65,10 @@ def _target(owner: Any, attribute: str, role: Role, call: Call, phase: Phase | N
         shared=True,
         per_step=False,
     )
+
+
+READ = ("self", "handle", "expert_alignment")
+"""Arguments that `received_rows` looks at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 Dispatchers that split each exchange in two (issue, then receive) are wrapped in both halves, since
 two-batch overlap calls the halves and not `dispatch` and `combine`; what is a barrier is the receiving
-half. Where top-k is left to the kernel (bypassed), nothing is counted. With experts that are replicated or
+half. Where top-k is left to the kernel (bypassed), nothing is counted; where all ranks of a tensor-parallel
+group route the same tokens (no exchange backend), the first one counts. With experts that are replicated or
 moved the ids in a top-k output are physical: they are counted as such, and by the engine's map as logical.
 """
 
@@ -19,7 +20,7 @@ from moetrace.adapters.base import (
     Target,
     layer_numbers,
 )
-from moetrace.adapters.sglang_engine import engine_calls, locations, logical_ids
+from moetrace.adapters.sglang_engine import engine_calls, locations, logical_ids, not_counted
 from moetrace.adapters.targets import count, experts_call, layer_forward, phase
 from moetrace_schemas.enums import CountKind, Phase
 
@@ -69,15 +70,17 @@ def _layer(path: str, experts: Any, around: Any, layer: int) -> LayerMatch:
     parallel, moved = _parallel(experts), locations()
     targets = [layer_forward(around if is_block else experts, layer, f"{above if is_block else here}forward")]
     phases = {Phase.OUTSIDE, Phase.ROUTER, Phase.EXPERT_GEMM}
-    notes = []
+    notes: list[str] = []
+    elsewhere = not_counted() if top_k is not None else ""
     if "gate" in children:
         targets.append(phase(children["gate"], "forward", layer, f"{above}gate.forward", Phase.ROUTER))
     if top_k is not None:
-        targets += [
-            phase(top_k, "forward", layer, f"{above}topk.forward", Phase.ROUTER),
-            *_counts(top_k, layer, f"{above}topk.forward", own=moved is None),
-        ]
-        if moved is not None:
+        targets.append(phase(top_k, "forward", layer, f"{above}topk.forward", Phase.ROUTER))
+        if elsewhere:
+            notes.append(elsewhere)
+        else:
+            targets += _counts(top_k, layer, f"{above}topk.forward", own=moved is None)
+        if moved is not None and not elsewhere:
             notes.append("counted by physical expert, and by logical one as the engine's map says")
     else:
         phases.discard(Phase.ROUTER)
@@ -116,7 +119,7 @@ def _layer(path: str, experts: Any, around: Any, layer: int) -> LayerMatch:
         num_local_experts=int(experts.num_local_experts),
         targets=tuple(targets),
         phases=tuple(known for known in Phase if known in phases),
-        counted=top_k is not None,
+        counted=top_k is not None and not elsewhere,
         sentinels=True,
         exact_rows=False,
         parallel=parallel,

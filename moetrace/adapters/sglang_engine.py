@@ -1,4 +1,4 @@
-"""SGLang's engine: what a batch that it runs is for, and where it keeps which expert."""
+"""SGLang's engine: what a batch is for, whose tokens a rank routes, and where it keeps which expert."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from moetrace_schemas.enums import ForwardMode
 RUNNER = "sglang.srt.model_executor.model_runner"
 TOP_K = "sglang.srt.layers.moe.topk"
 LOCATIONS = "sglang.srt.eplb.expert_location"
+BACKENDS = "sglang.srt.layers.moe.utils"
+ATTENTION = "sglang.srt.layers.dp_attention"
+CONTEXT = "sglang.srt.runtime_context"
 MODES = {
     "EXTEND": ForwardMode.PREFILL,
     "SPLIT_PREFILL": ForwardMode.PREFILL,
@@ -52,6 +55,35 @@ def _forward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepFacts | None:
 
 def _capturing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepFacts:
     return StepFacts(dummy=True, warmup=True, is_step=False)
+
+
+def not_counted() -> str:
+    """Why top-k of this rank is not counted; empty where it is, and where the engine does not say.
+
+    Without an exchange of rows between ranks (`moe_a2a_backend` none) all ranks of the tensor-parallel group
+    route the very same tokens: counted on each, they would be so many times as many.
+    """
+    backends, attention = sys.modules.get(BACKENDS), sys.modules.get(ATTENTION)
+    try:
+        backend = backends.get_moe_a2a_backend()  # type: ignore[union-attr]
+        gathers = getattr(backends, "should_use_flashinfer_cutlass_moe_fp4_allgather", None)
+        if not backend.is_none() or (gathers is not None and gathers()):
+            return ""
+        if attention.is_dp_attention_enabled():  # type: ignore[union-attr]
+            return "ids are not counted: tokens of several ranks are gathered before they are routed"
+        rank = _attention_tp_rank(attention)
+    except (AttributeError, RuntimeError, ValueError, AssertionError):
+        # Another version, or only its layers were imported.
+        return ""
+    return (
+        "ids are counted by the first rank of the tensor-parallel group: all have its tokens" if rank else ""
+    )
+
+
+def _attention_tp_rank(attention: Any) -> int:
+    # Newer versions keep all ranks in one context.
+    context = getattr(sys.modules.get(CONTEXT), "get_parallel", None)
+    return int(attention.get_attention_tp_rank() if context is None else context().attn_tp_rank)
 
 
 def locations() -> Any | None:

@@ -9,6 +9,8 @@ wrappers run while the graph is captured.
 
 from __future__ import annotations
 
+import functools
+import logging
 import sys
 from functools import partial
 from typing import Any
@@ -26,6 +28,8 @@ from moetrace.adapters.targets import count, experts_call, phase
 from moetrace.adapters.vllm_engine import engine_calls
 from moetrace.record.sites import Role
 from moetrace_schemas.enums import CountKind, Phase
+
+logger = logging.getLogger("moetrace")
 
 KERNEL = ("_prepare", "_fused_experts", "_finalize")
 
@@ -186,17 +190,27 @@ def _count_ids(
     context = getattr(sys.modules.get("vllm.forward_context"), "_forward_context", None)
     if getattr(runner, "do_naive_dispatch_combine", False):
         own = _own_rows(runner, context, int(ids.shape[0]))
+        if own is None:
+            _say_unknown()
+            return
         weights, ids = weights[own], ids[own]
     # Which rows of the batch are padding, [T] on the device, where the engine says it.
     counter.add(index, ids, padding=getattr(context, "is_padding", None))
     counter.check_weights(index, weights)
 
 
-def _own_rows(runner: Any, context: Any, rows: int) -> slice:
+@functools.cache
+def _say_unknown() -> None:
+    logger.warning(
+        "moetrace: vLLM gathers tokens of several ranks and does not say whose they are: "
+        "to count all would count each token on every rank, so that none are counted there"
+    )
+
+
+def _own_rows(runner: Any, context: Any, rows: int) -> slice | None:
     """Rows of this rank among those of all ranks that were gathered before they were routed.
 
-    Raises:
-        ValueError: which they are is not said; to count all would count each token on every rank.
+    None where it is not said which they are.
     """
     sizes = getattr(getattr(context, "dp_metadata", None), "local_sizes", None) or []
     said = runner.moe_config.moe_parallel_config
@@ -205,7 +219,7 @@ def _own_rows(runner: Any, context: Any, rows: int) -> slice:
     }
     rank = ranks.get(len(sizes), -1)
     if rank < 0 or sum(sizes) != rows:
-        raise ValueError(f"{rows} rows of {len(sizes)} ranks with {sizes} each: whose they are is not known")
+        return None
     return slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
 
 

@@ -15,6 +15,7 @@ The only part of the library that registers anything with torch; imported where 
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,6 +27,7 @@ from moetrace.instrument.graph_calls import register_with_inductor
 from moetrace.instrument.graph_numbers import INDEX, KEY, SITE, with_numbers
 from moetrace.instrument.recorders import NOBODY
 from moetrace.instrument.routing import find_expert_ids
+from moetrace.instrument.step_kind import tokens_per_sequence
 
 if TYPE_CHECKING:
     from moetrace.adapters.base import Count
@@ -33,6 +35,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("moetrace")
 
 _NAMESPACE = "moetrace"
+_NEEDED = (
+    "compiler.is_exporting",
+    "compiler.is_dynamo_compiling",
+    "library.register_fake",
+    "_C._AutoDispatchBelowAutograd",
+    "_C._current_graph_task_id",
+    "_C._get_dispatch_mode",
+    "_C._len_torch_dispatch_stack",
+    "_C._TorchDispatchModeKey.FUNCTIONAL",
+)
+"""Names of torch that marks ask for while a graph is traced or run: private ones, and newer than 2.4."""
 _SCHEMAS = {
     "begin": "(Tensor[] reads, int recorder, int site) -> ()",
     "end": "(Tensor[] reads, int recorder, int site) -> ()",
@@ -41,8 +54,9 @@ _SCHEMAS = {
     "count_ids": "(Tensor ids, int recorder, int index) -> ()",
     "count_mask": "(Tensor mask, int recorder, int index, SymInt pairs) -> ()",
     "count_sizes": "(Tensor sizes, int recorder, int index, SymInt pairs) -> ()",
-    "step_begin": "(Tensor[] reads, Tensor[] mask, int recorder) -> ()",
-    "step_end": "(Tensor[] reads, int recorder) -> ()",
+    "step_begin": "(Tensor[] reads, Tensor[] mask, int recorder, int model, bool trains, bool cached, "
+    "SymInt length) -> ()",
+    "step_end": "(Tensor[] reads, int recorder, int model) -> ()",
 }
 
 
@@ -104,17 +118,21 @@ def traced_count(function: Callable[..., Any], key: int, count: Count, index: in
 def traced_step(
     forward: Callable[..., Any],
     key: int,
+    model: int,
     mask: torch.Tensor | None,
+    trains: bool,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """A model's forward: notes padding, and is a step of its own where none is open when it runs."""
+    """A model's forward: notes padding and what it is for; a step of its own where none is open then."""
     if key == NOBODY or torch.compiler.is_exporting():
         return forward(*args, **kwargs)
     reads = [tensor.detach() for tensor in _plain_tensors(*args, *kwargs.values())]
-    torch.ops.moetrace.step_begin(reads, [] if mask is None else [mask], key)
+    cached, length = kwargs.get("past_key_values") is not None, tokens_per_sequence(args, kwargs)
+    masks = [] if mask is None else [mask]
+    torch.ops.moetrace.step_begin(reads, masks, key, model, trains, cached, length)
     result = forward(*args, **kwargs)
-    torch.ops.moetrace.step_end([tensor.detach() for tensor in _plain_tensors(result)], key)
+    torch.ops.moetrace.step_end([tensor.detach() for tensor in _plain_tensors(result)], key, model)
     return result
 
 
@@ -174,8 +192,8 @@ _RUN: dict[str, Callable[..., None]] = {
     "count_ids": graph_marks.count_ids,
     "count_mask": graph_marks.count_mask,
     "count_sizes": graph_marks.count_sizes,
-    "step_begin": lambda reads, mask, key: graph_marks.step_begin(mask, key),
-    "step_end": lambda reads, key: graph_marks.step_end(key),
+    "step_begin": lambda reads, *call: graph_marks.step_begin(*call),
+    "step_end": lambda reads, key, model: graph_marks.step_end(key, model),
 }
 """What an op does where a graph calls it as an op. Reads are there for the order of the graph alone."""
 
@@ -183,6 +201,8 @@ _RUN: dict[str, Callable[..., None]] = {
 def _register() -> Any | None:
     """Define the ops; None where this torch has no ordered effects, and tracing steps aside as a whole."""
     try:
+        for name in _NEEDED:
+            operator.attrgetter(name)(torch)
         from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
         library: Any = cast(Any, torch.library.Library)(_NAMESPACE, "FRAGMENT")

@@ -9,7 +9,8 @@ more is kept for the backward::
     forward     x --[ experts ]--> y --[ combine ]--> z
     traced      gradient of z: begin combine; of y: end combine, begin experts; of x: end experts
 
-An autograd kernel of the ops `begin` and `end` sets the hooks.
+An autograd kernel of the ops `begin` and `end` sets the hooks. A fault of ours while a graph is traced
+costs marks, never the graph.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 
 from moetrace.instrument import graph_marks
-from moetrace.instrument.recorders import WITH_BACKWARD
+from moetrace.instrument.recorders import WITH_BACKWARD, find
 
 
 class _Call:
@@ -56,8 +57,18 @@ def _is_run(reads: list[torch.Tensor]) -> bool:
     return torch._C._len_torch_dispatch_stack() == 0 and type(reads[0]) is torch.Tensor
 
 
-def _at_gradient(tensor: Any, hook: Callable[[torch.Tensor], None]) -> None:
-    """Call the hook once the gradient of a tensor is complete."""
+def _caught(key: int, error: Exception) -> None:
+    """Count a fault of ours at the recorder of a key, where it is still there."""
+    recorder = find(key)
+    if recorder is not None:
+        recorder.guard.caught("compiled_backward", error)
+
+
+def _at_gradient(tensor: Any, hook: Callable[[torch.Tensor | None], None]) -> None:
+    """Call the hook once the gradient of a tensor is complete: None where it gets none.
+
+    So it is with one output of several that come out of one node.
+    """
     tensor.register_hook(hook)
 
 
@@ -73,10 +84,10 @@ class BackwardTracing:
         if _is_run(reads):
             graph_marks.begin(key, site)
             return
-        trace = self._trace(reads, key)
-        if trace is not None:
-            trace.marks += 1
-            trace.running.append(_Call(key, site, reads, trace.marks))
+        try:
+            self._begun(reads, key, site)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the compiler
+            _caught(key, error)
         with torch._C._AutoDispatchBelowAutograd():
             self._ops.begin.default(reads, key, site)
 
@@ -85,17 +96,30 @@ class BackwardTracing:
         if _is_run(reads):
             graph_marks.end(key, site)
             return
+        try:
+            self._returned(reads, key, site)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the compiler
+            _caught(key, error)
+        with torch._C._AutoDispatchBelowAutograd():
+            self._ops.end.default(reads, key, site)
+
+    def _begun(self, reads: list[torch.Tensor], key: int, site: int) -> None:
         trace = self._trace(reads, key)
         if trace is not None:
             trace.marks += 1
-            while trace.running:
-                call = trace.running.pop()
-                if (call.key, call.site) == (key, site):
-                    call.returned_at = trace.marks
-                    self._watch(trace, call, reads)
-                    break
-        with torch._C._AutoDispatchBelowAutograd():
-            self._ops.end.default(reads, key, site)
+            trace.running.append(_Call(key, site, reads, trace.marks))
+
+    def _returned(self, reads: list[torch.Tensor], key: int, site: int) -> None:
+        trace = self._trace(reads, key)
+        if trace is None:
+            return
+        trace.marks += 1
+        while trace.running:
+            call = trace.running.pop()
+            if (call.key, call.site) == (key, site):
+                call.returned_at = trace.marks
+                self._watch(trace, call, reads)
+                return
 
     def _trace(self, reads: list[torch.Tensor], key: int) -> _Trace | None:
         """The trace that is going on; None where nothing is traced that has a backward."""
@@ -122,18 +146,25 @@ class BackwardTracing:
                     _at_gradient(tensor, functools.partial(self._ended, trace, call))
         call.reads = []
 
-    def _began(self, trace: _Trace, call: _Call, gradient: torch.Tensor) -> None:
-        if call.was_open:
+    def _began(self, trace: _Trace, call: _Call, gradient: torch.Tensor | None) -> None:
+        if call.was_open or gradient is None:
             return
-        for other in [other for other in trace.open if call.returned_at <= other.began_at]:
-            self._close(trace, other, gradient)
-        call.is_open = call.was_open = True
-        trace.open.append(call)
-        self._ops.backward_begin([gradient], call.key, call.site)
+        try:
+            for other in [other for other in trace.open if call.returned_at <= other.began_at]:
+                self._close(trace, other, gradient)
+            call.is_open = call.was_open = True
+            trace.open.append(call)
+            self._ops.backward_begin([gradient], call.key, call.site)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the compiler
+            _caught(call.key, error)
 
-    def _ended(self, trace: _Trace, call: _Call, gradient: torch.Tensor) -> None:
-        if call.is_open:
+    def _ended(self, trace: _Trace, call: _Call, gradient: torch.Tensor | None) -> None:
+        if not call.is_open or gradient is None:
+            return
+        try:
             self._close(trace, call, gradient)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the compiler
+            _caught(call.key, error)
 
     def _close(self, trace: _Trace, call: _Call, gradient: torch.Tensor) -> None:
         trace.open.remove(call)

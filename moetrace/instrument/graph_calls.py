@@ -77,18 +77,30 @@ def _fence(op: Any) -> Callable[..., Any]:
     """Lowers a mark, and puts it between what was lowered before it and what follows."""
 
     def lower(*args: Any) -> Any:
-        from torch._inductor import ir
-        from torch._inductor.virtualized import V
-
-        kernel: Any = ir.FallbackKernel
-        result = kernel.create(op, *args)
         try:
+            result = _lowered(op, args)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the compiler
+            from torch._inductor.lowering import fallback_handler
+
+            logger.info("moetrace: a mark in a compiled graph is an op like any other (%s)", error)
+            as_op: Any = fallback_handler
+            return as_op(op, add_to_fallback_set=False)(*args)
+        try:
+            from torch._inductor.virtualized import V
+
             _keep_order(V.graph)
-        except (AttributeError, TypeError) as error:
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the compiler
             logger.info("moetrace: a mark in a compiled graph is ordered by what it reads (%s)", error)
         return result
 
     return lower
+
+
+def _lowered(op: Any, args: tuple[Any, ...]) -> Any:
+    from torch._inductor import ir
+
+    kernel: Any = ir.FallbackKernel
+    return kernel.create(op, *args)
 
 
 def _keep_order(graph: Any) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from moetrace.instrument.recorders import REFERENCES, find
 from moetrace.instrument.routing import padding_flags
+from moetrace.instrument.step_kind import note_shape
 from moetrace.record.buffer import no_mark
 from moetrace_schemas.columns import RowFlag
 from moetrace_schemas.enums import CountKind
@@ -25,7 +26,8 @@ _graph_task = torch._C._current_graph_task_id
 
 def begin(key: int, site: int) -> None:
     """A wrapped call begins."""
-    recorder = REFERENCES[key]() if key in REFERENCES else None
+    reference = REFERENCES.get(key)
+    recorder = reference() if reference is not None else None
     if recorder is None or recorder.buffer is None:
         return
     buffer = recorder.buffer
@@ -39,7 +41,8 @@ def begin(key: int, site: int) -> None:
 
 def end(key: int, site: int) -> None:
     """A wrapped call has returned."""
-    recorder = REFERENCES[key]() if key in REFERENCES else None
+    reference = REFERENCES.get(key)
+    recorder = reference() if reference is not None else None
     if recorder is None or recorder.buffer is None:
         return
     buffer = recorder.buffer
@@ -59,7 +62,8 @@ def end(key: int, site: int) -> None:
 
 def backward_begin(key: int, site: int) -> None:
     """The backward of a wrapped call begins."""
-    recorder = REFERENCES[key]() if key in REFERENCES else None
+    reference = REFERENCES.get(key)
+    recorder = reference() if reference is not None else None
     if recorder is None or recorder.buffer is None or recorder.buffer.backward is None:
         return
     try:
@@ -70,7 +74,8 @@ def backward_begin(key: int, site: int) -> None:
 
 def backward_end(key: int, site: int) -> None:
     """The backward of a wrapped call is over."""
-    recorder = REFERENCES[key]() if key in REFERENCES else None
+    reference = REFERENCES.get(key)
+    recorder = reference() if reference is not None else None
     if recorder is None or recorder.buffer is None or recorder.buffer.backward is None:
         return
     try:
@@ -117,23 +122,59 @@ _GRAPH_STEP = object()
 """Opens and closes steps on behalf of graphs. An exception leaves one open: the next step takes its place."""
 
 
-def step_begin(mask: list[torch.Tensor], key: int) -> None:
-    """A model's forward begins: a step of its own where none is open."""
+def step_begin(
+    mask: list[torch.Tensor], key: int, model: int, trains: bool, cached: bool, length: int
+) -> None:
+    """A model's forward begins: a step of its own where none is open.
+
+    Args:
+        mask: the attention mask of the tokens that run now, or nothing.
+        key: the recorder's.
+        model: number of the model; another one may call it.
+        trains: the call is training.
+        cached: see `moetrace.instrument.step_kind.mode_of_call`, as for `length`.
+        length: tokens per sequence.
+    """
     owner = find(key)
-    if owner is None or owner.closed:
-        return
-    if not owner.open_scopes:
-        owner.guard.run("step", owner.begin_step, _GRAPH_STEP, None, None, 0, "", None)
-    counter = owner.buffer.counter if owner.buffer is not None else None
-    if counter is not None:
-        counter.padding = padding_flags(mask[0]) if mask else None
+    if owner is not None and not owner.closed:
+        owner.guard.run("step", _enter, owner, model)
+        if owner.buffer is not None:
+            owner.guard.run("forward_mode", note_shape, owner, owner.buffer, trains, cached, length)
+            owner.guard.run("padding", _note_padding, owner.buffer, mask)
 
 
-def step_end(key: int) -> None:
+def step_end(key: int, model: int) -> None:
     """A model's forward has returned."""
     owner = find(key)
-    if owner is None:
+    if owner is not None:
+        if owner.buffer is not None:
+            owner.guard.run("padding", _note_padding, owner.buffer, [])
+        owner.guard.run("step", _leave, owner, model)
+
+
+def _enter(owner: Any, model: int) -> None:
+    running = owner.kind.in_graphs
+    if owner.open_scopes:
+        running.clear()
         return
-    if owner.buffer is not None and owner.buffer.counter is not None:
-        owner.buffer.counter.padding = None
-    owner.guard.run("step", owner.end_step, _GRAPH_STEP)
+    # A model that is running already has been left by an exception, and all that it called.
+    if model in running:
+        del running[running.index(model) :]
+    running.append(model)
+    if len(running) == 1:
+        owner.begin_step(_GRAPH_STEP, None, None, 0, "", None)
+
+
+def _leave(owner: Any, model: int) -> None:
+    running = owner.kind.in_graphs
+    if model in running:
+        del running[running.index(model) :]
+    if not running:
+        owner.end_step(_GRAPH_STEP)
+
+
+def _note_padding(buffer: Any, mask: list[torch.Tensor]) -> None:
+    if buffer.counter is not None:
+        buffer.counter.padding = None
+        if mask:
+            buffer.counter.padding = padding_flags(mask[0])

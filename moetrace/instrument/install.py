@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ from moetrace_schemas.enums import CountKind, Phase
 
 if TYPE_CHECKING:
     from moetrace.tracer import Tracer
+
+logger = logging.getLogger("moetrace")
 
 ADAPTERS = (
     ("moetrace.adapters.megatron", "MegatronAdapter", "megatron.core"),
@@ -71,6 +74,8 @@ class Installer:
         self._shared = Patches()
         """Functions of frameworks: one wrapper serves all models."""
         self._shared_keys: set[tuple[int, str]] = set()
+        self._not_wrapped: dict[str, str] = {}
+        """Shared functions by name, and why they are left alone."""
         self._nvtx: Any = None
         """Push and pop, or why there are none; None before anybody asked."""
         self.learner = GroupLearner(tracer)
@@ -135,6 +140,8 @@ class Installer:
             self._wrap_top(patches, model, calls)
         except BaseException:
             patches.restore()
+            if not self.loose_sites:
+                self._leave_shared()
             raise
         self.installed.append(Instrumented(model, patches, report, calls))
         self.tracer.kind.models.add(model)
@@ -176,12 +183,13 @@ class Installer:
             for target in match.targets:
                 try:
                     self._wrap(patches, match, target, rows)
-                except (AttributeError, TypeError) as error:
+                except (AttributeError, TypeError, ValueError) as error:
                     skipped.append((target.name, f"cannot be wrapped: {error}"))
         parallel = next((match.parallel for match in matches if match.parallel), None)
         if parallel is not None:
             self.tracer.set_expert_parallel(parallel.rank, parallel.size, parallel.group)
             self.hook_collectives()
+            skipped.extend(self._not_wrapped.items())
         self.tracer.set_count_sites(count_sites, _device_of(model))
         if isinstance(self._nvtx, str):
             skipped.append(("nvtx ranges", self._nvtx))
@@ -308,20 +316,25 @@ class Installer:
             (functional, "wait_tensor", Call.WAIT, Role.WAIT),
         ]
         for owner, attribute, call, role in owners:
-            key = (id(owner), attribute)
-            if key in self._shared_keys or not hasattr(owner, attribute):
+            if not hasattr(owner, attribute):
                 continue
-            self._shared_keys.add(key)
             name = f"{owner.__name__}.{attribute}"
-            self._place(
-                self._shared,
-                Target(owner=owner, attribute=attribute, role=role, name=name, call=call, per_step=False),
+            self._place_shared(
+                Target(owner=owner, attribute=attribute, role=role, name=name, call=call, per_step=False)
             )
         for target in deepep.exchanges():
-            key = (id(target.owner), target.attribute)
-            if key not in self._shared_keys:
-                self._shared_keys.add(key)
-                self._place(self._shared, target)
+            self._place_shared(target)
+
+    def _place_shared(self, target: Target) -> None:
+        key = (id(target.owner), target.attribute)
+        if key in self._shared_keys:
+            return
+        self._shared_keys.add(key)
+        try:
+            self._place(self._shared, target)
+        except (AttributeError, TypeError, ValueError) as error:
+            logger.warning("moetrace: %s cannot be wrapped: %s", target.name, error)
+            self._not_wrapped[target.name] = f"cannot be wrapped: {error}"
 
     def uninstall(self, model: Any | None = None) -> None:
         """Put the very same callables back, of one model or of all."""
@@ -331,6 +344,10 @@ class Installer:
             self.tracer.kind.models.discard(entry.model)
         if model is None:
             self.hand_written.restore()
+        self._leave_shared()
+
+    def _leave_shared(self) -> None:
+        """Put callables of frameworks back, once nothing is instrumented that needs them."""
         if self.installed or len(self.hand_written):
             return
         self._shared.restore()
@@ -357,7 +374,8 @@ def _count_site(match: LayerMatch, kind: CountKind, first: int) -> CountSite:
             exact_rows=match.exact_rows,
         )
     if kind is CountKind.RECEIVED and not _shows_received(match):
-        return CountSite(match.layer, match.num_experts, kind, at_exchange=True)
+        # What an exchange says is of slots: with replicas, not of the layer's experts in order.
+        return CountSite(match.layer, match.num_experts, kind, at_exchange=not match.num_physical)
     if kind is CountKind.PHYSICAL:
         return CountSite(match.layer, match.num_physical, kind, sentinels=match.sentinels)
     here = kind is CountKind.RECEIVED or (kind is CountKind.EXECUTED and match.parallel is not None)
@@ -479,6 +497,3 @@ def _dispatch_observer(read: Callable[[Any], Any], layer: int, index: int, guard
         guard.run("traffic", count, buffer, result)
 
     return observe
-
-
-__all__ = ["ADAPTERS", "Installer", "Instrumented"]

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from moetrace.adapters.deepep import ReceivedRows, received_rows
+from moetrace.adapters.deepep import READ, ReceivedRows, received_rows
 from moetrace.instrument.patches import mark_wrapper
 from moetrace.instrument.wrap import RETIRED, Recorder, TorchState, timed_launch, timed_wait
 from moetrace.record.buffer import WIDTH, StepBuffer
@@ -70,14 +70,16 @@ def timed_receive(
     launch = timed_launch(function, recorder, site, _launch_handle)
     receive = timed_wait(_call, recorder, wait_site, lambda called: (-id(called),), guess=False)
     state = TorchState()
-    names = tuple(inspect.signature(function).parameters)
+    names = _parameters(function)
     method = getattr(function, "__name__", "")
 
     def note(buffer: StepBuffer, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         index = _count_site(buffer, sites)
         if index < 0 or state.graph_task() != -1:
             return
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        called = {**dict(zip(names, args, strict=False)), **kwargs}
+        # Not all of them: what is kept until the wait would keep activations.
+        given = {name: called[name] for name in READ if name in called}
         if is_event(result):
             # Deferred: the wait for the event returns what the call would have.
             buffer.arrivals[-id(result)] = lambda late: _count(
@@ -101,7 +103,9 @@ def timed_receive(
         hook = hook_of(result)
         if hook is None:
             return result
-        return (*result[:-1], functools.partial(_received, receive, recorder, hook))
+        # A named tuple stays one.
+        make = getattr(type(result), "_make", tuple)
+        return make((*result[:-1], functools.partial(_received, receive, recorder, hook)))
 
     def retire() -> None:
         nonlocal recorder
@@ -125,6 +129,14 @@ def timed_event_wait(function: Callable[..., Any], recorder: Recorder, site: int
         recorder, wait = RETIRED, function
 
     return mark_wrapper(wrapper, function, retire)
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of a method's parameters; none where it does not say: such calls are timed and not counted."""
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return ()
 
 
 def _call(hook: Callable[[], Any]) -> Any:
@@ -163,11 +175,13 @@ def _count(buffer: StepBuffer, index: int, received: ReceivedRows | None) -> Non
     if received is None:
         return
     counter, counts = buffer.counter, received.counts
+    local, beyond = divmod(counter.sites[index].num_experts, received.ranks)
     if received.ids is not None:
-        local = counter.sites[index].num_experts // received.ranks
-        counter.add_local_ids(index, received.ids, received.rank * local)
+        if not beyond:
+            counter.add_local_ids(index, received.ids, received.rank * local)
         return
     if received.sums is not None:
         counts = received.sums.diff(prepend=received.sums.new_zeros(1))
-    if counts is not None:
+    # Where experts are replicated, a rank's n-th is not the n-th behind the shares of those before it.
+    if counts is not None and not beyond and len(counts) == local:
         counter.add_local_counts(index, counts, received.rank)

@@ -218,9 +218,17 @@ class StepCounter:
             self.add_rows(index, expert, rows)
 
     def add_local_counts(self, index: int, counts: torch.Tensor | list[int], rank: int) -> None:
-        """Add rows per expert [e] that rank `rank` of those with e experts each received."""
+        """Add rows per expert [e] that rank `rank` of those with e experts each received.
+
+        Raises:
+            ValueError: e experts are no share of the layer's, and so none that lie in order of rank.
+        """
         size = len(counts)
-        if (rank + 1) * size > self.sites[index].num_experts:
+        if (
+            not size
+            or self.sites[index].num_experts % size
+            or (rank + 1) * size > self.sites[index].num_experts
+        ):
             raise ValueError(f"rank {rank} with {size} experts: {self.sites[index].num_experts} in the layer")
         if isinstance(counts, torch.Tensor):
             first = 1 + rank * size

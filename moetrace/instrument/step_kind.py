@@ -7,9 +7,10 @@ and a model trains when the step begins. A step of several kinds is `train` if o
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from moetrace.adapters.base import EngineCall, StepFacts
@@ -34,6 +35,8 @@ class StepKind:
         """Instrumented models."""
         self.facts: StepFacts | None = None
         """What the engine says of the forward that it runs now."""
+        self.in_graphs: list[int] = []
+        """Numbers of the models whose compiled forwards run now, outermost first; no step is around them."""
 
     def mode(self, said: ForwardMode | str | None) -> tuple[ForwardMode, bool]:
         """The mode of a step that begins, and whether it was told and is no guess.
@@ -45,8 +48,9 @@ class StepKind:
             return ForwardMode(said), True
         if self._configured:
             return ForwardMode(self._configured), True
-        if self.facts is not None and self.facts.forward_mode is not None:
-            return self.facts.forward_mode, True
+        if self.facts is not None:
+            # An engine batches prompts and answers: what nobody says, and no call shows, is either.
+            return self.facts.forward_mode or ForwardMode.MIXED, self.facts.forward_mode is not None
         # Kept once torch is there: a process may import it after the tracer was made.
         self._state = self._state or TorchState()
         trains = any(model.training for model in self.models) if self.models else True
@@ -68,20 +72,37 @@ def is_due(period: int, recorded: int) -> bool:
     return period > 0 and recorded % period == 0
 
 
-def mode_of_call(
-    training: bool, grad_enabled: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> ForwardMode:
+PACKED, UNKNOWN = 0, -1
+"""Instead of tokens per sequence: tokens without a batch dimension, and no tokens that are known."""
+_TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
+"""What a call's tokens are called; of an encoder and a decoder, the decoder's."""
+
+
+def tokens_per_sequence(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Second dimension of a call's tokens, or PACKED or UNKNOWN. Dynamo follows it, and guards nothing."""
+    tokens = args[0] if args else None
+    for name in reversed(_TOKENS):
+        if kwargs.get(name) is not None:
+            tokens = kwargs[name]
+    dimensions = getattr(tokens, "ndim", 0)
+    if dimensions >= 2:
+        return tokens.shape[1]  # type: ignore[union-attr]
+    return PACKED if dimensions == 1 else UNKNOWN
+
+
+def mode_of_call(trains: bool, cached: bool, length: int) -> ForwardMode:
     """The mode of a model's call: decode where it takes one token per sequence beside a cache.
 
-    Looks at shapes only. Tokens that are packed without a batch dimension do not say it: prefill.
+    Args:
+        trains: the module trains, with gradients on.
+        cached: it was given a cache.
+        length: see `tokens_per_sequence`. Packed tokens may be of prompts and answers: mixed.
     """
-    if training and grad_enabled:
+    if trains:
         return ForwardMode.TRAIN
-    tokens = kwargs.get("input_ids")
-    if tokens is None:
-        tokens = kwargs.get("inputs_embeds", args[0] if args else None)
-    one = getattr(tokens, "ndim", 0) >= 2 and tokens.shape[1] == 1  # type: ignore[union-attr]
-    return ForwardMode.DECODE if one and kwargs.get("past_key_values") is not None else ForwardMode.PREFILL
+    if length == PACKED:
+        return ForwardMode.MIXED
+    return ForwardMode.DECODE if length == 1 and cached else ForwardMode.PREFILL
 
 
 def note_call(
@@ -93,9 +114,26 @@ def note_call(
     kwargs: dict[str, Any],
 ) -> None:
     """Let the call of an instrumented model say what the open step is for."""
+    cached = kwargs.get("past_key_values") is not None
+    note_shape(owner, buffer, model.training and grad_enabled, cached, tokens_per_sequence(args, kwargs))
+
+
+def note_shape(owner: StepOwner, buffer: StepBuffer, trains: bool, cached: bool, length: int) -> None:
+    """The same by what is left of a call in a compiled graph; see `mode_of_call`."""
     facts = owner.kind.facts
     if facts is None or facts.forward_mode is None:
-        buffer.note_mode(mode_of_call(model.training, grad_enabled, args, kwargs))
+        buffer.note_mode(mode_of_call(trains, cached, length))
+
+
+@contextlib.contextmanager
+def _uncounted(owner: StepOwner, buffer: StepBuffer) -> Iterator[None]:
+    """Inside, nothing is counted: a dummy batch in a step that has been opened for others."""
+    counter, buffer.counter = buffer.counter, None
+    try:
+        yield
+    finally:
+        if owner.buffer is buffer:
+            buffer.counter = counter
 
 
 def engine_step(function: Callable[..., Any], owner: StepOwner, call: EngineCall) -> Callable[..., Any]:
@@ -126,9 +164,16 @@ def engine_step(function: Callable[..., Any], owner: StepOwner, call: EngineCall
                 with StepScope(owner):
                     return function(*args, **kwargs)
             buffer = owner.buffer
-            if is_step and buffer is not None and kind.facts.forward_mode is not None:
+            if buffer is None:
+                return function(*args, **kwargs)
+            if is_step and kind.facts.forward_mode is not None:
                 buffer.note_mode(kind.facts.forward_mode)
-            return function(*args, **kwargs)
+            if before is not None:
+                # The outer call's facts are in the step.
+                return function(*args, **kwargs)
+            buffer.warmup |= kind.facts.warmup
+            with _uncounted(owner, buffer) if kind.facts.dummy else contextlib.nullcontext():
+                return function(*args, **kwargs)
         finally:
             kind.facts = before
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol
@@ -16,6 +17,9 @@ from moetrace.instrument.step_kind import StepKind, note_call
 from moetrace.instrument.wrap import TorchState
 from moetrace.record.buffer import StepBuffer
 from moetrace_schemas.enums import ForwardMode
+
+_numbers = itertools.count()
+"""Of instrumented models in this process, for graphs: those of two may run within each other."""
 
 
 class StepOwner(Protocol):
@@ -94,6 +98,7 @@ def top_forward(
     """
     state = TorchState()
     compiling, traced_step, key = state.compiling, state.traced_step, key_of(owner)
+    grad_enabled, number = state.grad_enabled, next(_numbers)
     active = True
 
     def with_padding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -123,7 +128,9 @@ def top_forward(
         if compiling():
             if traced_step is None:
                 return forward(*args, **kwargs)
-            return traced_step(forward, key, mask_of(args, kwargs, mask_at), args, kwargs)
+            trains = model.training and grad_enabled()
+            mask = mask_of(args, kwargs, mask_at)
+            return traced_step(forward, key, number, mask, trains, args, kwargs)
         if not active or owner.closed:
             return forward(*args, **kwargs)
         if owner.open_scopes:

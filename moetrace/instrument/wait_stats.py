@@ -88,7 +88,11 @@ def with_wait_stats(function: Callable[..., Any], recorder: Recorder) -> Callabl
 
     A caller that passes one keeps it, and its waits stay the caller's.
     """
-    names = list(inspect.signature(function).parameters)
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        # Compiled code that does not say what it takes.
+        return function
     name = next((known for known in PARAMETERS if known in names), None)
     if name is None:
         return function

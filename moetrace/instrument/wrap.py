@@ -86,6 +86,7 @@ class TorchState:
         "compiling",
         "grad_enabled",
         "graph_task",
+        "has_torch",
         "stop_recompute",
         "traced",
         "traced_count",
@@ -109,17 +110,22 @@ class TorchState:
     """What is traced of a model's forward."""
     traced_mark: Callable[..., None] | None
     """One mark of a `phase` block."""
+    has_torch: bool
+    """Whether torch was there to be asked: a process may import it later."""
 
     def __init__(self) -> None:
         self.compiling, self.graph_task, self.stop_recompute = _never, _no_task, _Unraised
         self.traced, self.grad_enabled = _plain_call, _never
         self.traced_count = self.traced_step = self.traced_mark = None
-        if "torch" not in sys.modules:
+        self.has_torch = "torch" in sys.modules
+        if not self.has_torch:
             return
         import torch
         from torch.utils import checkpoint
 
-        self.compiling = torch.compiler.is_dynamo_compiling
+        # The older name says the same of what Dynamo traces.
+        compiler: Any = torch.compiler
+        self.compiling = getattr(compiler, "is_dynamo_compiling", None) or compiler.is_compiling
         self.grad_enabled = torch.is_grad_enabled
         self.graph_task = torch._C._current_graph_task_id
         self.stop_recompute = getattr(checkpoint, "_StopRecomputationError", _Unraised)

@@ -216,9 +216,11 @@ class BufferPool:
 
     def hand_over(self, buffer: StepBuffer) -> None:
         """Give a finished step to the drain thread."""
+        buffer.arrivals.clear()
         self.filled.put(buffer)
 
     def release(self, buffer: StepBuffer) -> None:
-        """Make a drained buffer available again."""
+        """Make a drained buffer, or one whose step was dropped, available again."""
+        buffer.arrivals.clear()
         buffer.track.reset()
         self._free.append(buffer)

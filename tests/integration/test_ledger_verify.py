@@ -63,4 +63,4 @@ def test_a_terminal_sees_how_far_it_is(directory: Path) -> None:
     os.close(ours)
     assert f"500 of {ROWS + 1} rows\rrun run: 1000 of {ROWS + 1} rows" in said
     assert said.endswith("\r\x1b[K")
-    assert f"{ROWS + 1} rows".encode() in done.stdout
+    assert f"{ROWS + 1:,} rows".encode() in done.stdout

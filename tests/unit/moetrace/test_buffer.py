@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from moetrace.record.buffer import BufferPool, StepBuffer
 from moetrace.testing import FakeTime
 from moetrace.timing.clock import HostClock
@@ -95,3 +97,14 @@ def test_buffers_of_a_pool_are_numbered() -> None:
     """Counters are prepared per buffer, and found by its number."""
     pool = BufferPool(HostClock(FakeTime().now_ns), 3, 4)
     assert [buffer.number for buffer in pool.all_buffers] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("how", ["hand_over", "release"])
+def test_a_step_that_is_over_keeps_nothing_of_its_exchanges(how: str) -> None:
+    """What an exchange in flight would be counted by holds its tensors: let go when the step ends."""
+    pool = BufferPool(HostClock(), 1, 4)
+    buffer = pool.acquire()
+    assert buffer is not None
+    buffer.arrivals[-1] = lambda result: None
+    getattr(pool, how)(buffer)
+    assert not buffer.arrivals

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 import torch
 
 from compiled_models import Decoder, Router, Ticks, equal, train
+from moetrace.instrument import graph_calls
 from moetrace.instrument.recorders import key_of
+from moetrace.instrument.wrap import TorchState
 from moetrace.record.sites import Role, Site
 from moetrace.timing.clock import HostClock
 from moetrace_schemas.enums import CountKind, Phase
@@ -375,3 +379,154 @@ def test_reduce_overhead_is_recorded_like_the_default(record: Make) -> None:
     step = recording.records()[1]
     seen = [(row.layer, row.phase) for row in step.phases if row.phase in (Phase.ROUTER, Phase.FUSED)]
     assert seen == [(layer, phase) for layer in (0, 1) for phase in (Phase.ROUTER, Phase.FUSED)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "compiler.is_exporting",
+        "_C._AutoDispatchBelowAutograd",
+        "_C._get_dispatch_mode",
+        "_C._len_torch_dispatch_stack",
+        "_C._TorchDispatchModeKey",
+    ],
+)
+def test_a_torch_without_a_name_takes_no_marks(name: str) -> None:
+    """Seen when torch is asked first, not in the middle of somebody's compilation."""
+    owner, _, attribute = f"torch.{name}".rpartition(".")
+    program = f"""
+import torch
+kept = {owner}.{attribute}
+del {owner}.{attribute}
+from moetrace.instrument import compiled
+from moetrace.instrument.wrap import TorchState
+assert not compiled.AVAILABLE
+assert TorchState().traced_step is None
+# This torch needs it itself.
+{owner}.{attribute} = kept
+import moetrace
+tracer = moetrace.init(endpoint="", run_id="r", rank=0, world_size=1)
+part = tracer.wrap(experts=lambda rows: rows * 2, layer=0).experts
+run = torch.compile(part, backend="eager", fullgraph=True)
+with tracer.step():
+    assert run(torch.ones(2)).tolist() == [2.0, 2.0]
+assert tracer.guard.errors == {{}}
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_an_older_torch_says_by_its_older_name_what_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`is_compiling` is there since 2.1."""
+    monkeypatch.delattr(torch.compiler, "is_dynamo_compiling")
+    assert TorchState().compiling is torch.compiler.is_compiling
+
+
+def test_a_phase_that_was_used_before_torch_came_is_traced() -> None:
+    """Code that is compiled later holds its marks, with no graph break."""
+    program = """
+import sys
+import moetrace
+tracer = moetrace.init(endpoint="", run_id="r", rank=0, world_size=1)
+for _ in range(2):
+    with tracer.phase("dispatch", layer=0):
+        pass
+assert "torch" not in sys.modules
+assert len(tracer.sites.sites) == 1
+import torch
+def body(rows):
+    with tracer.phase("dispatch", layer=0):
+        return rows * 2
+with tracer.phase("dispatch", layer=0):
+    pass
+run = torch.compile(body, backend="eager", fullgraph=True)
+with tracer.step():
+    assert run(torch.ones(2)).tolist() == [2.0, 2.0]
+assert len(tracer.sites.sites) == 1
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+class Pair(Decoder):
+    """Calls another model first."""
+
+    def __init__(self, other: Any) -> None:
+        super().__init__()
+        self.other = [other]
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Hidden states to hidden states."""
+        torch._dynamo.graph_break()
+        return super().forward(self.other[0](tokens))
+
+
+class Failing(Decoder):
+    """Fails in the middle of its forward when told so."""
+
+    fails = False
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Hidden states to hidden states."""
+        hidden = super().forward(tokens)
+        torch._dynamo.graph_break()
+        if self.fails:
+            raise ValueError("the model's own")
+        return hidden
+
+
+def test_a_compiled_model_that_calls_another_is_one_step(record: Make) -> None:
+    """The inner one is a part of the step; each alone is a step, and none is dropped."""
+    recording = record(clock=HostClock(Ticks().now_ns))
+    inner = Decoder()
+    compiled_inner: Any = torch.compile(inner, backend="eager")
+    outer = Pair(compiled_inner)
+    for model in (inner, outer):
+        recording.tracer.instrument(model)
+    run: Any = torch.compile(outer, backend="eager")
+    with torch.no_grad():
+        run(torch.randn(6, 8))
+        compiled_inner(torch.randn(6, 8))
+        run(torch.randn(6, 8))
+    steps = recording.records()
+    assert [{row.layer for row in step.phases} - {-1} for step in steps] == [
+        {0, 1, 2, 3},
+        {0, 1},
+        {0, 1, 2, 3},
+    ]
+    assert not any(recording.tracer.metrics.dropped.values())
+    assert recording.tracer.guard.errors == {}
+
+
+def test_a_compiled_model_that_failed_is_a_step_again(record: Make) -> None:
+    """What an exception left open is dropped; the next call is recorded as a whole."""
+    recording, model = record(clock=HostClock(Ticks().now_ns)), Failing()
+    recording.tracer.instrument(model)
+    run: Any = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        model.fails = True
+        with pytest.raises(ValueError, match="the model's own"):
+            run(torch.randn(6, 8))
+        model.fails = False
+        run(torch.randn(6, 8))
+    (step,) = recording.records()
+    assert {row.layer for row in step.phases} >= {0, 1}
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("broken", ["_keep_order", "_lowered"])
+def test_a_fault_while_code_is_written_costs_the_order_alone(
+    record: Make, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """The op goes into the code like any other: same numbers, and the phases are there."""
+    monkeypatch.setattr(graph_calls, broken, lambda *_: 1 / 0)
+    recording, model = record(clock=HostClock(Ticks().now_ns)), Decoder()
+    with torch.no_grad():
+        rows = torch.randn(6, 8)
+        plain = torch.compile(model, fullgraph=True)(rows)
+        torch._dynamo.reset()
+        recording.tracer.instrument(model)
+        run: Any = torch.compile(model, fullgraph=True, options={"fx_graph_cache": False})
+        with recording.tracer.step():
+            assert torch.equal(run(rows), plain)
+    (step,) = recording.records()
+    assert {row.layer for row in step.phases if row.phase is Phase.ROUTER} == {0, 1}
+    assert recording.tracer.guard.errors == {}

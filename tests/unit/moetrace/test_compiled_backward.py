@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from compiled_models import Block, Decoder, Ticks, equal, train
+from moetrace.instrument import graph_backward
 from moetrace.timing.clock import HostClock
 from moetrace_schemas.columns import RowFlag
 from moetrace_schemas.enums import CountKind, Direction, Phase
@@ -222,3 +223,42 @@ def test_a_backward_that_nothing_ends_ends_with_the_pass(record: Make) -> None:
     step = recording.records()[-1]
     assert phases(step, Direction.BACKWARD) == [(0, Phase.EXPERT_GEMM)]
     assert recording.tracer.guard.errors == {}
+
+
+class Halves(nn.Module):
+    """Experts whose result is two parts of one node."""
+
+    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Both halves."""
+        return (tokens * 2).split(2)
+
+
+def _halves(record: Make) -> tuple[Any, Any, list[float]]:
+    """A recorded step of compiled code that uses the second half alone; gradient of its input."""
+    recording, experts = record(clock=HostClock(Ticks().now_ns)), Halves()
+    recording.tracer.wrap(experts=experts, layer=0)
+    run = torch.compile(lambda tokens: experts(tokens)[1] * 3, backend="aot_eager", fullgraph=True)
+    tokens = torch.ones(4, requires_grad=True)
+    with recording.tracer.step():
+        run(tokens).sum().backward()
+    assert tokens.grad is not None
+    return recording.records()[0], recording.tracer, tokens.grad.tolist()
+
+
+def test_an_output_without_a_gradient_is_no_fault(record: Make) -> None:
+    """Torch hands a hook None where another output of the same node is the one that is used."""
+    step, tracer, gradient = _halves(record)
+    assert gradient == [0.0, 0.0, 6.0, 6.0]
+    assert tracer.guard.errors == {}
+    assert phases(step, Direction.BACKWARD) == [(0, Phase.EXPERT_GEMM)]
+
+
+@pytest.mark.parametrize("broken", ["_watch", "_close", "_trace"])
+def test_a_fault_of_ours_costs_marks_and_not_the_graph(
+    record: Make, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """It is counted; outputs and gradients are there."""
+    monkeypatch.setattr(graph_backward.BackwardTracing, broken, lambda *_: 1 / 0)
+    _, tracer, gradient = _halves(record)
+    assert gradient == [0.0, 0.0, 6.0, 6.0]
+    assert tracer.guard.errors["compiled_backward"] > 0

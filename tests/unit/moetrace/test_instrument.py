@@ -15,8 +15,10 @@ import torch
 import torch.distributed
 from torch import nn
 
+from moetrace.adapters.base import ExpertParallel, LayerMatch
 from moetrace.adapters.reference import ReferenceMoE
 from moetrace.errors import ConfigError, UnsupportedModelError
+from moetrace.instrument.install import _count_site
 from moetrace.instrument.patches import mark_of
 from moetrace.record.buffer import StepBuffer
 from moetrace.timing.clock import HostClock
@@ -229,9 +231,16 @@ def test_something_that_is_no_model_is_a_configuration_error(record: Make) -> No
 def test_a_failure_while_instrumenting_leaves_the_model_as_it_was(
     record: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error arrives, and no wrapper is left."""
+    """The error arrives, and no wrapper is left, on shared functions neither."""
     tracer, model = record().tracer, Decoder()
-    before = namespaces(model)
+    before, shared = namespaces(model), torch.distributed.all_to_all_single
+    hook = tracer._installer._wrap_engine
+
+    def hook_all(calls: Any) -> None:
+        hook(calls)
+        tracer._installer.hook_collectives()
+
+    monkeypatch.setattr(tracer._installer, "_wrap_engine", hook_all)
 
     def full(*arguments: Any) -> None:
         raise MemoryError("no room for counters")
@@ -240,6 +249,24 @@ def test_a_failure_while_instrumenting_leaves_the_model_as_it_was(
     with pytest.raises(MemoryError):
         tracer.instrument(model)
     assert namespaces(model) == before
+    assert torch.distributed.all_to_all_single is shared
+
+
+@pytest.mark.parametrize("slots", [0, 6])
+def test_what_an_exchange_received_is_of_experts_only_without_replicas(slots: int) -> None:
+    """Numbers of an exchange are of slots: with replicas they are no layer's experts in order."""
+    match = LayerMatch(
+        layer=0,
+        path="",
+        adapter="",
+        num_experts=4,
+        num_local_experts=2,
+        targets=(),
+        phases=(),
+        num_physical=slots,
+        parallel=ExpertParallel(rank=0, size=2, group=0),
+    )
+    assert _count_site(match, CountKind.RECEIVED, 0).at_exchange is (slots == 0)
 
 
 def test_the_report_says_what_is_covered(record: Make) -> None:

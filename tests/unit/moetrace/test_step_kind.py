@@ -83,6 +83,63 @@ def test_one_token_beside_a_cache_is_a_decode(record: Make) -> None:
     assert modes(record, body) == [PREFILL, DECODE, DECODE, PREFILL]
 
 
+class Translator(Model):
+    """Called as a model of an encoder and a decoder."""
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Hidden states of the decoder."""
+        if decoder_inputs_embeds is None:
+            decoder_inputs_embeds = self.embed(decoder_input_ids)
+        hidden: torch.Tensor = self.moe(decoder_inputs_embeds.reshape(-1, 8))
+        return hidden
+
+
+def test_a_decoder_beside_an_encoder_is_looked_at(record: Make) -> None:
+    """Whatever the encoder was given, the tokens that run now are the decoder's."""
+    recording, model = record(), Translator().eval()
+    recording.tracer.instrument(model)
+    model(input_ids=PROMPT, decoder_input_ids=TOKEN, past_key_values=object())
+    model(input_ids=PROMPT, decoder_inputs_embeds=torch.zeros(2, 1, 8), past_key_values=object())
+    model(input_ids=TOKEN, decoder_input_ids=PROMPT, past_key_values=object())
+    assert [each.forward_mode for each in recording.records()] == [DECODE, DECODE, PREFILL]
+
+
+def test_packed_tokens_may_be_of_both(record: Make) -> None:
+    """Nothing tells prompts from answers there; of a module that trains it is training."""
+
+    def body(model: Model, _: Recording) -> None:
+        model(PROMPT.reshape(-1))
+        model.train()(PROMPT.reshape(-1))
+
+    assert modes(record, body) == [MIXED, TRAIN]
+
+
+def test_a_compiled_call_says_the_same(record: Make) -> None:
+    """Decode, prefill, packed and training, in steps of its own and in one that is open."""
+
+    def body(model: Model, recording: Recording) -> None:
+        run = torch.compile(model, backend="eager", fullgraph=True)
+        cache = {"keys": torch.zeros(1)}
+        run(PROMPT, past_key_values=cache)
+        run(TOKEN, past_key_values=cache)
+        run(input_ids=TOKEN, past_key_values=cache)
+        run(PROMPT.reshape(-1))
+        with recording.tracer.step():
+            run(TOKEN, past_key_values=cache)
+        model.train()
+        run(PROMPT)
+
+    torch._dynamo.reset()
+    assert modes(record, body) == [PREFILL, DECODE, DECODE, MIXED, DECODE, TRAIN]
+    torch._dynamo.reset()
+
+
 def test_a_step_of_several_forwards_is_what_they_are_together(record: Make) -> None:
     """Generation in one step is mixed; an evaluation inside a training step does not change it."""
 
@@ -176,6 +233,31 @@ def test_an_engine_says_what_its_batches_are(record: Make) -> None:
     ]  # fmt: skip
     routed = [sum(row.counts) for each in records for row in each.experts]
     assert routed == [40, 20, 20, 20, 20, 20, 20, 20]
+
+
+def test_a_batch_of_which_the_engine_knows_nothing_is_either(record: Make) -> None:
+    """A replay of a graph calls no model that could say it."""
+
+    def body(_: Model, recording: Recording) -> None:
+        call = EngineCall(owner=0, attribute="", read=lambda args, kwargs: StepFacts())
+        engine_step(lambda: None, recording.tracer, call)()
+
+    assert modes(record, body) == [MIXED]
+
+
+def test_a_dummy_batch_in_an_open_step_is_no_load(record: Make) -> None:
+    """Warm-up marks the step; pairs of the dummy call are left out, and those of the others are there."""
+
+    def body(model: Model, recording: Recording) -> None:
+        engine, patches = _hooked(recording, model)
+        with recording.tracer.step():
+            engine.run(StepFacts(dummy=True, warmup=True, is_step=False))
+            engine.run(StepFacts(forward_mode=DECODE))
+        patches.restore()
+
+    (step,) = recorded(record, body, warmup_steps=0)
+    assert step.warmup
+    assert [(row.kind, sum(row.counts)) for row in step.experts] == [(CountKind.ROUTED, 20)]
 
 
 def test_an_engine_whose_facts_cannot_be_read_runs_on(record: Make) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -293,3 +295,100 @@ def test_a_dispatch_without_a_counted_router_counts_nothing(monkeypatch: pytest.
     (record,) = emitter.wait_for(1)
     assert tracer.guard.errors == {}
     assert _received(record) == {}
+
+
+@pytest.mark.parametrize(
+    ("call", "more"),
+    [
+        ("legacy", {}),
+        ("legacy", {"num_worst_tokens": 64}),
+        ("2.5", {"do_cpu_sync": False}),
+        ("low latency", {}),
+    ],
+)
+def test_rows_of_replicas_are_not_taken_for_experts(
+    monkeypatch: pytest.MonkeyPatch, call: str, more: dict[str, Any]
+) -> None:
+    """A rank that holds more than its share of the layer's experts holds some of them twice: missing."""
+    monkeypatch.setattr(sys.modules[__name__], "EXPERTS", 5)
+    assert _received(_record(monkeypatch, call, "event", **more)) == {}
+    monkeypatch.setattr(sys.modules[__name__], "EXPERTS", 4)
+    if not more.get("num_worst_tokens"):
+        assert _received(_record(monkeypatch, call, "event", **more)) == {}
+
+
+class Late:
+    """An event without a `with` block."""
+
+    event = "an event"
+
+    def current_stream_wait(self) -> None:
+        """Nothing to wait for."""
+
+
+class Named(NamedTuple):
+    """What a dispatch with a hook returns."""
+
+    rows: torch.Tensor
+    counts: list[int]
+    hook: Callable[[], None]
+
+
+class Sender:
+    """A buffer of another version: its dispatch returns a named tuple, or an event for the rest."""
+
+    rank, group_size = RANK, RANKS
+
+    def dispatch(self, x: torch.Tensor, hook: bool = False) -> Any:
+        """Nothing moves."""
+        return Named(torch.zeros(1), [1, 2, 1], lambda: None) if hook else Late()
+
+    def combine(self, rows: str) -> str:
+        """A method that does not say what it takes."""
+        return rows
+
+    combine.__signature__ = "unknown"  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def other_version(monkeypatch: pytest.MonkeyPatch) -> Sender:
+    """In the package's place."""
+    package = ModuleType("deep_ep")
+    package.Buffer, package.EventOverlap = Sender, Late  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "deep_ep", package)
+    return Sender()
+
+
+def test_another_version_does_not_stop_anything(other_version: Sender) -> None:
+    """An event without a block, a method without a signature, a result with names: all as they were."""
+    before = dict(vars(Sender)), dict(vars(Late))
+    tracer = moetrace.init(run_id="deepep", emitters=[], endpoint="", wait_stats=True)
+    parts = moetrace.wrap(layer=0, num_experts=EXPERTS, router=lambda: IDS)
+    with moetrace.step():
+        parts.router()
+        result = other_version.dispatch(X, hook=True)
+        assert (type(result), result.counts) == (Named, [1, 2, 1])
+        result.hook()
+        assert other_version.combine("ab") == "ab"
+        other_version.dispatch(X).current_stream_wait()
+    assert tracer.guard.errors == {}
+    moetrace.shutdown()
+    assert (dict(vars(Sender)), dict(vars(Late))) == before
+
+
+def test_an_exchange_in_flight_keeps_no_activations(other_version: Sender) -> None:
+    """What counts its rows when it is waited for knows the buffer, and not what was sent."""
+    tracer = moetrace.init(run_id="deepep", emitters=[], endpoint="")
+    parts = moetrace.wrap(layer=0, num_experts=EXPERTS, router=lambda: IDS)
+    with moetrace.step():
+        parts.router()
+        sent = torch.ones(4)
+        reference = weakref.ref(sent)
+        event = other_version.dispatch(sent)
+        assert tracer.buffer is not None
+        assert tracer.buffer.arrivals
+        del sent
+        assert reference() is None
+        buffer = tracer.buffer
+    assert not buffer.arrivals
+    event.current_stream_wait()

@@ -368,6 +368,64 @@ def test_hooks_that_the_model_registers_while_it_is_traced_stay(monkeypatch: pyt
     assert seen == [dispatcher] * 2
 
 
+def parallel(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    rank: int,
+    exchanges: bool = False,
+    gathered: bool = False,
+    context: bool = True,
+) -> None:
+    """What srt/layers/moe/utils.py, srt/layers/dp_attention.py and srt/runtime_context.py say of a rank."""
+    monkeypatch.setitem(sys.modules, "sglang", ModuleType("sglang"))
+    backends = ModuleType("sglang.srt.layers.moe.utils")
+    attention = ModuleType("sglang.srt.layers.dp_attention")
+    said: Any = {
+        backends: {
+            "get_moe_a2a_backend": lambda: SimpleNamespace(is_none=lambda: not exchanges),
+            "should_use_flashinfer_cutlass_moe_fp4_allgather": lambda: False,
+        },
+        attention: {"is_dp_attention_enabled": lambda: gathered},
+    }
+    if context:
+        runtime = ModuleType("sglang.srt.runtime_context")
+        said[runtime] = {"get_parallel": lambda: SimpleNamespace(attn_tp_rank=rank)}
+    else:
+        said[attention]["get_attention_tp_rank"] = lambda: rank
+    for module, names in said.items():
+        vars(module).update(names)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+@pytest.mark.parametrize("context", [True, False])
+def test_tokens_that_all_ranks_route_are_counted_once(monkeypatch: pytest.MonkeyPatch, context: bool) -> None:
+    """Without an exchange each rank of the tensor-parallel group has them all: the first one counts."""
+    parallel(monkeypatch, rank=0, context=context)
+    _run(monkeypatch, Model(StandardDispatcher, 1), None)
+    parallel(monkeypatch, rank=1, context=context)
+    model, hidden = Model(StandardDispatcher, 1), torch.randn(TOKENS, HIDDEN)
+    traced = trace(model, lambda: [model(hidden).detach()])
+    assert not any(record.experts for record in traced.records)
+    assert all("by the first rank of the tensor-parallel group" in str(x.notes) for x in traced.report.layers)
+    assert not any(layer.counted for layer in traced.report.layers)
+
+
+def test_ranks_that_exchange_rows_each_count_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There every rank of the attention's group has other tokens."""
+    parallel(monkeypatch, rank=1, exchanges=True)
+    _run(monkeypatch, Model(DeepEPDispatcher, 2), EXCHANGED)
+
+
+def test_tokens_that_were_gathered_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention's data parallelism without an exchange pads and gathers: the report says so on every rank."""
+    for rank in (0, 1):
+        parallel(monkeypatch, rank=rank, gathered=True)
+        model, hidden = Model(StandardDispatcher, 1), torch.randn(TOKENS, HIDDEN)
+        traced = trace(model, lambda model=model, hidden=hidden: [model(hidden).detach()])
+        assert not any(record.experts for record in traced.records)
+        assert all("gathered before they are routed" in str(layer.notes) for layer in traced.report.layers)
+
+
 class SGLangForwardMode(IntEnum):
     """sglang.srt.model_executor.forward_batch_info.ForwardMode."""
 
