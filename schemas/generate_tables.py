@@ -111,7 +111,8 @@ curl --data-binary @query.sql 'http://127.0.0.1:4318/?param_run=my-run&param_ran
 
 `{run:String}` and the like are ClickHouse's own placeholders: values travel beside the text. Tables replace
 rows by key in the background, so reads of them say `FINAL`. `hours` and `minutes` count back from the newest
-step of the run, and bound what is read: give more of them for a longer look. Forward modes are never mixed.
+step of the run, and bound what is read: give more of them for a longer look. Forward modes are
+kept apart where a result has the column `forward_mode`; the others sum over them.
 A run used again under its id is `<run id>:2` (`runs` lists them)."""
 
 

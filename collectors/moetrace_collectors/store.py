@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,9 @@ def _why_unreachable(error: BaseException) -> str:
         if not isinstance(one, BaseException) or one in seen:
             continue
         seen.append(one)
+        if isinstance(one, ssl.SSLError):
+            # Something did answer: what it showed is the trouble, and the driver says what.
+            return ""
         if isinstance(one, OSError) and one.errno is not None and one.strerror:
             return one.strerror[:1].lower() + one.strerror[1:]
         if type(one).__name__ in _TIMEOUTS:

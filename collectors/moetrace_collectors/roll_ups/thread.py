@@ -59,7 +59,8 @@ class RollUpThread:
         self._deadline_s = self._clock_s() + timeout_s
         self._stop.set()
         if self._thread.is_alive():
-            # A store that does not answer must not hold up the stop.
+            # A server that does not answer must not hold up the stop; closing an embedded store waits for
+            # the statement that runs.
             self._thread.join(timeout=timeout_s + GRACE_S)
 
     def _run(self) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from pathlib import Path
 from typing import Any
 
 import clickhouse_connect
 import pytest
+from clickhouse_connect.driver.exceptions import OperationalError
 
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.store import first_line, open_client, parse_store
@@ -54,6 +56,23 @@ def test_a_server_that_does_not_answer_is_one_clear_line() -> None:
         f"no ClickHouse answers at {dsn} (connection refused): check the host and its HTTP"
     )
     assert "HTTPConnection" not in message
+
+
+def test_a_certificate_that_does_not_hold_is_not_taken_for_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Advice about host and port would send people the wrong way."""
+
+    def refuse(**_: Any) -> None:
+        try:
+            raise ssl.SSLCertVerificationError(1, "certificate verify failed: self-signed certificate")
+        except ssl.SSLError as error:
+            raise OperationalError("certificate verify failed: self-signed certificate") from error
+
+    monkeypatch.setattr(clickhouse_connect, "get_client", refuse)
+    with pytest.raises(UsageError) as caught:
+        open_client(parse_store("https://db:8443"))
+    assert str(caught.value) == (
+        "cannot open the store https://db:8443: certificate verify failed: self-signed certificate"
+    )
 
 
 def test_a_server_is_asked_to_shard_what_it_sums(monkeypatch: pytest.MonkeyPatch) -> None:
