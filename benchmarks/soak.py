@@ -66,9 +66,11 @@ def main() -> None:
         behind = sum(v for (n, _), v in running.metrics().items() if n == "moetrace_collector_pending")
     times, memory = np.array(samples[len(samples) // 2 :]).T
     slope = np.polyfit(times / 60, memory, 1)[0] if len(times) > 1 else float("nan")
+    sent_rate = sent / (60 * arguments.minutes)
     text = (
         f"{arguments.minutes:g} minutes at {rate:.1f} steps/s (half the rate measured at the start), "
-        f"{arguments.ranks} ranks: {sent} steps ({sent / (60 * arguments.minutes):.1f} a second were sent); memory in the second half {memory.min():.0f} to "
+        f"{arguments.ranks} ranks: {sent} steps ({sent_rate:.1f} a second were sent); "
+        f"memory in the second half {memory.min():.0f} to "
         f"{memory.max():.0f} MiB, slope {slope:+.2f} MiB a minute; {behind:.0f} pending at the end. "
         f"`python benchmarks/soak.py --minutes {arguments.minutes:g} --ranks {arguments.ranks} --write`."
     )
