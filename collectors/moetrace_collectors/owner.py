@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,13 +48,37 @@ class Ownership:
     def __init__(self, directory: Path, locks: Sequence[IO[str]]) -> None:
         self._run = RunDirectory(path=directory)
         self._locks = list(locks)
+        self._writing = threading.Lock()
+        """Two threads write: who says that the collector is ready, and who sees new runs."""
+        self._note: OwnerNote | None = None
+        self._run_ids: tuple[str, ...] = ()
+        """Seen before it was ready: the write-ahead log may bring runs at once."""
 
     def write_note(self, note: OwnerNote) -> None:
-        """Replace collector.json in one step, so that no reader sees half of it.
+        """Say in collector.json that the collector is ready, with the runs noted so far.
 
         Raises:
             OSError: the disk does not take it.
         """
+        with self._writing:
+            self._note = note.with_runs(self._run_ids or note.run_ids)
+            self._write(self._note)
+
+    def note_runs(self, run_ids: Sequence[str]) -> None:
+        """Note these runs, in collector.json too once the collector is ready; any thread.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        with self._writing:
+            if self._note is None:
+                self._run_ids = tuple(run_ids)
+            else:
+                self._note = self._note.with_runs(run_ids)
+                self._write(self._note)
+
+    def _write(self, note: OwnerNote) -> None:
+        """Replace the file in one step, so that no reader sees half of it."""
         path = self._run.owner_path
         temporary = path.with_name(path.name + ".new")
         fields = {

@@ -18,7 +18,6 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -235,7 +234,7 @@ class Pipeline:
             clocks=clocks,
             retry=RetryPolicy(),
             shutdown_timeout_s=config.shutdown_timeout_s,
-            on_runs=self._note_runs,
+            on_runs=self._ownership.note_runs,
             log=journal,
             turn=turn,
         )
@@ -289,10 +288,6 @@ class Pipeline:
             if self._roll_ups is not None:
                 # Behind the last rows; where the store did not take those, it does not take roll-ups either.
                 self._roll_ups.stop(timeout_s=0 if self.is_log_behind else self._shutdown_timeout_s)
-
-    def _note_runs(self, run_ids: Sequence[str]) -> None:
-        self._note = self._note.with_runs(run_ids)
-        self._ownership.write_note(self._note)
 
     def _rows_lost(self, table: str, num_rows: int) -> None:
         self._metrics.rows_lost(table, num_rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,41 @@ def test_the_note_says_where_the_owner_listens(tmp_path: Path) -> None:
     assert live.http_address == NOTE.http_address
     ownership.release()
     assert not (directory / "collector.json").exists()
+
+
+def test_runs_that_come_before_it_is_ready_do_not_say_that_it_is(tmp_path: Path) -> None:
+    """A log that is replayed brings runs at once; readers take the note for an address that answers."""
+    ownership = owner.acquire(tmp_path, parse_store(embedded_dsn(tmp_path / "store")))
+    ownership.note_runs(["early"])
+    assert not (tmp_path / "collector.json").exists()
+    ownership.write_note(NOTE)
+    assert json.loads((tmp_path / "collector.json").read_text())["run_ids"] == ["early"]
+    ownership.note_runs(["early", "late"])
+    assert json.loads((tmp_path / "collector.json").read_text())["run_ids"] == ["early", "late"]
+    ownership.release()
+
+
+def test_two_threads_may_write_the_note(tmp_path: Path) -> None:
+    """New runs while the collector says that it is ready: neither takes the other's file away."""
+    ownership = owner.acquire(tmp_path, parse_store(embedded_dsn(tmp_path / "store")))
+    ownership.write_note(NOTE)
+    failures: list[OSError] = []
+
+    def write(run_id: str) -> None:
+        try:
+            for _ in range(300):
+                ownership.note_runs([run_id])
+        except OSError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(run_id,)) for run_id in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert json.loads((tmp_path / "collector.json").read_text())["run_ids"][0] in "abcd"
+    ownership.release()
 
 
 def test_a_second_owner_is_told_who_and_how_to_query(tmp_path: Path) -> None:
