@@ -19,14 +19,10 @@ import secrets
 import threading
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 from moetrace_collectors import owner
-from moetrace_collectors.access.control import AccessControl
-from moetrace_collectors.access.rate_limit import RateLimiter
 from moetrace_collectors.access.scopes import RouteScopes
-from moetrace_collectors.access.tls import ServerTls
-from moetrace_collectors.access.tokens import TokenBook
+from moetrace_collectors.access.server_access import ServerAccess
 from moetrace_collectors.config import CollectorConfig
 from moetrace_collectors.dead_letter import DeadLetter
 from moetrace_collectors.events import EventKind
@@ -107,17 +103,7 @@ class Pipeline:
             num_replayed=journal.recovery.num_requests if journal is not None else 0,
             read_log=journal.read if journal is not None else None,
         )
-        self._tokens = _tokens(config)
-        self._tls = ServerTls(config.tls_files) if config.tls_files is not None else None
-        self._control = AccessControl(
-            tokens=self._tokens,
-            limiter=RateLimiter(
-                per_second=config.client_requests_per_s,
-                burst=config.client_request_burst,
-                clock_ns=clocks.monotonic_ns,
-            ),
-            on_refused=metrics.refused,
-        )
+        self._access = access = ServerAccess(config, clock_ns=clocks.monotonic_ns, on_refused=metrics.refused)
         handler = RequestHandler(
             intake=self._intake,
             metrics=metrics,
@@ -134,8 +120,8 @@ class Pipeline:
                 max_message_bytes=config.max_decompressed_bytes,
                 on_unread=metrics.unread_calls.add,
                 max_spans=config.max_spans_per_request,
-                control=self._control,
-                tls=self._tls,
+                control=access.control,
+                tls=access.tls,
             )
             if config.grpc
             else None
@@ -143,7 +129,7 @@ class Pipeline:
         if self._grpc is not None:
             undo.callback(self._grpc.stop, grace_s=0.0)
         self._http = HttpServer(
-            host=config.host, port=config.http_port, tls=self._tls, max_connections=config.max_connections
+            host=config.host, port=config.http_port, tls=access.tls, max_connections=config.max_connections
         )
         undo.callback(self._http.stop)
         client = open_client(config.store)
@@ -202,11 +188,10 @@ class Pipeline:
             on_conflict=_warn_of_conflict,
             on_lost=self._rows_lost,
         )
-        host = f"[{config.host}]" if ":" in config.host else config.host
         self._note = owner.OwnerNote(
             pid=os.getpid(),
-            http_address=f"{'https' if self._tls is not None else 'http'}://{host}:{self._http.port}",
-            grpc_address=f"{host}:{self._grpc.port}" if self._grpc is not None else "",
+            http_address=access.url(self._http.port),
+            grpc_address=access.address(self._grpc.port) if self._grpc is not None else "",
             store_dsn=config.store.display,
             database=config.database,
         )
@@ -264,15 +249,12 @@ class Pipeline:
             self._roll_ups.start()
         if self._grpc is not None:
             self._grpc.start()
-        self._http.start(self._routes, control=self._control, scopes=self._scopes)
+        self._http.start(self._routes, control=self._access.control, scopes=self._scopes)
         self._ownership.write_note(self._note)
 
     def refresh_access(self, *, force: bool = False) -> None:
         """Read tokens and certificate again where their files have changed; cheap, to be called often."""
-        if self._tokens is not None:
-            self._tokens.refresh(force=force)
-        if self._tls is not None:
-            self._tls.refresh()
+        self._access.refresh(force=force)
 
     def is_alive(self) -> bool:
         """Whether the worker runs; without it nothing that is received would be stored."""
@@ -364,16 +346,6 @@ def restore(journal: Journal, joiner: Joiner | StatelessJoiner, worker: Worker, 
         )
         logger.warning("%s", detail)
         worker.note(EventKind.WAL_DAMAGED, reason="unreadable", detail=detail)
-
-
-def _tokens(config: CollectorConfig) -> TokenBook | None:
-    if not config.token_file and not config.environment_tokens:
-        return None
-    return TokenBook(
-        file=Path(config.token_file) if config.token_file else None,
-        environment=config.environment_tokens,
-        variable=config.token_variable,
-    )
 
 
 def _warn_of_conflict(report: PlacementReport) -> None:

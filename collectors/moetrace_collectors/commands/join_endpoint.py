@@ -6,16 +6,13 @@ import argparse
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moetrace_collectors.config import CollectorConfig
 from moetrace_collectors.errors import UsageError
 
 if TYPE_CHECKING:
-    from moetrace_collectors.access.control import AccessControl
-    from moetrace_collectors.access.tls import ServerTls
-    from moetrace_collectors.access.tokens import TokenBook
+    from moetrace_collectors.access.server_access import ServerAccess
     from moetrace_collectors.receivers.http_server import HttpServer
     from moetrace_collectors.store_join.join_metrics import JoinMetrics
 
@@ -60,25 +57,20 @@ class Endpoint:
     metrics: JoinMetrics
     url: str
     _server: HttpServer
-    _control: AccessControl
-    _tokens: TokenBook | None
-    _tls: ServerTls | None
+    _access: ServerAccess
     _open_metrics: bool
 
     def start(self) -> None:
         """Serve."""
         self._server.start(
             self.metrics.routes(),
-            control=self._control,
+            control=self._access.control,
             scopes=self.metrics.scopes(open_metrics=self._open_metrics),
         )
 
     def refresh(self) -> None:
         """Read tokens and certificate again where their files have changed."""
-        if self._tokens is not None:
-            self._tokens.refresh(force=False)
-        if self._tls is not None:
-            self._tls.refresh()
+        self._access.refresh()
 
 
 def open_endpoint(arguments: argparse.Namespace, undo: ExitStack) -> Endpoint | None:
@@ -91,10 +83,7 @@ def open_endpoint(arguments: argparse.Namespace, undo: ExitStack) -> Endpoint | 
         return None
     if not 0 <= arguments.metrics_port <= MAX_PORT:
         raise UsageError(f"--metrics-port {arguments.metrics_port}: 0 to {MAX_PORT} expected")
-    from moetrace_collectors.access.control import AccessControl
-    from moetrace_collectors.access.rate_limit import RateLimiter
-    from moetrace_collectors.access.tls import ServerTls
-    from moetrace_collectors.access.tokens import TokenBook
+    from moetrace_collectors.access.server_access import ServerAccess
     from moetrace_collectors.receivers.http_server import HttpServer
     from moetrace_collectors.store_join.join_metrics import JoinMetrics
 
@@ -109,37 +98,19 @@ def open_endpoint(arguments: argparse.Namespace, undo: ExitStack) -> Endpoint | 
         open_metrics=arguments.open_metrics,
     )
     metrics = JoinMetrics(series_budget=config.series_budget)
-    tokens = None
-    if config.token_file or config.environment_tokens:
-        tokens = TokenBook(
-            file=Path(config.token_file) if config.token_file else None,
-            environment=config.environment_tokens,
-            variable=config.token_variable,
-        )
-    tls = ServerTls(config.tls_files) if config.tls_files is not None else None
+    access = ServerAccess(config, clock_ns=time.monotonic_ns, on_refused=metrics.own.refused)
     server = HttpServer(
         host=config.host,
         port=config.http_port,
-        tls=tls,
+        tls=access.tls,
         max_connections=config.max_connections,
         port_flag="--metrics-port",
     )
     undo.callback(server.stop)
-    host = f"[{config.host}]" if ":" in config.host else config.host
     return Endpoint(
         metrics=metrics,
-        url=f"{'https' if tls is not None else 'http'}://{host}:{server.port}/metrics",
+        url=f"{access.url(server.port)}/metrics",
         _server=server,
-        _control=AccessControl(
-            tokens=tokens,
-            limiter=RateLimiter(
-                per_second=config.client_requests_per_s,
-                burst=config.client_request_burst,
-                clock_ns=time.monotonic_ns,
-            ),
-            on_refused=metrics.own.refused,
-        ),
-        _tokens=tokens,
-        _tls=tls,
+        _access=access,
         _open_metrics=config.open_metrics,
     )
