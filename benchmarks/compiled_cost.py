@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from overhead import Discarding
 from results import write_section
 from torch import nn
 
@@ -28,18 +29,6 @@ from moetrace.record.sites import Role, Site
 from moetrace_schemas.enums import Phase
 
 MARKS = 100
-
-
-class Discarding:
-    """An emitter that keeps nothing."""
-
-    name = "discard"
-
-    def emit(self, record: Any) -> None:  # noqa: D102
-        return None
-
-    def close(self, deadline_monotonic_s: float) -> bool:  # noqa: D102
-        return True
 
 
 class Router(nn.Module):

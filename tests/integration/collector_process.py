@@ -113,6 +113,22 @@ def moetrace(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedPr
     )
 
 
+def run_script(name: str, *arguments: object, timeout_s: float = 300.0) -> str:
+    """What a module of tests/ prints, run in a process of its own: an engine opens one path per process."""
+    env = environment()
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests"), env["PYTHONPATH"]])
+    done = subprocess.run(
+        [sys.executable, "-m", name, *map(str, arguments)],
+        env={**env, "TZ": "UTC"},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def rows(directory: Path, sql: str) -> list[dict[str, object]]:
     """Rows of a run's store through `moetrace query`."""
     done = moetrace("query", "--dir", str(directory), "--format", "JSONEachRow", sql)

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from backward_store import SENT
-from integration.collector_process import ROOT, environment, moetrace, rows
+from integration.collector_process import moetrace, rows, run_script
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory filled by backward_store."""
     directory = tmp_path_factory.mktemp("backward")
-    env = environment()
-    env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests"), env["PYTHONPATH"]])
-    done = subprocess.run(
-        [sys.executable, "-m", "backward_store", str(directory / "store")],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_script("backward_store", directory / "store")
     return directory
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from integration.collector_process import ROOT, collector, environment, moetrace
+from integration.collector_process import ROOT, collector, moetrace, run_script
 from moetrace_collectors.testing import SyntheticRun, request
 from moetrace_schemas.clickhouse import cookbook
 
@@ -23,17 +20,7 @@ NAMES = [recipe.name for recipe in cookbook.recipes()]
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory filled by cookbook_store."""
     directory = tmp_path_factory.mktemp("cookbook")
-    env = environment()
-    env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests"), env["PYTHONPATH"]])
-    done = subprocess.run(
-        [sys.executable, "-m", "cookbook_store", str(directory / "store")],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_script("cookbook_store", directory / "store")
     return directory
 
 

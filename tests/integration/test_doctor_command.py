@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
 from ledger_builders import EVEN, SWAPPED, placement_span, report
 from moetrace_collectors.testing import SyntheticRun, request
 
-from .collector_process import collector, environment, moetrace
+from .collector_process import collector, moetrace, run_script
 from .prometheus_process import PROMETHEUS
 from .prometheus_process import prometheus as real_prometheus
 
@@ -71,13 +69,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory: 8 ranks on two nodes, two hot experts on rank 0, no placement announced."""
     directory = tmp_path_factory.mktemp("doctor") / "run"
     directory.mkdir()
-    subprocess.run(
-        [sys.executable, "-m", "simulated_store", str(directory / "store")],
-        check=True,
-        timeout=240,
-        cwd=ROOT / "tests",
-        env=environment(),
-    )
+    run_script("simulated_store", directory / "store")
     return directory
 
 

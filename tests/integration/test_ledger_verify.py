@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .collector_process import ROOT, environment, moetrace
+from .collector_process import environment, moetrace, run_script
 
 ROWS = 1_100
 FORKED = 199
@@ -23,13 +23,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory with a ledger of many pages, one number of which is forked."""
     found = tmp_path_factory.mktemp("long") / "run"
     found.mkdir()
-    subprocess.run(
-        [sys.executable, "-m", "long_ledger", str(found / "store"), str(ROWS), str(FORKED)],
-        check=True,
-        timeout=240,
-        cwd=ROOT / "tests",
-        env=environment(),
-    )
+    run_script("long_ledger", found / "store", ROWS, FORKED)
     return found
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from integration.collector_process import ROOT, collector, environment, rows
+from integration.collector_process import collector, rows, run_script
 from moetrace_collectors.testing import SyntheticRun, request
 
 ROLL_UPS = ("expert_load_minutes", "phase_minutes", "exchange_minutes")
@@ -21,18 +18,8 @@ STAGES = ("first", "third", "fourth")
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What redelivered_store saw."""
-    env = environment()
-    env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests"), env["PYTHONPATH"]])
-    done = subprocess.run(
-        [sys.executable, "-m", "redelivered_store", str(tmp_path_factory.mktemp("redelivered") / "store")],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    store = tmp_path_factory.mktemp("redelivered") / "store"
+    found: dict[str, Any] = json.loads(run_script("redelivered_store", store))
     return found
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from integration.collector_process import ROOT, environment
+from integration.collector_process import run_script
 from stored_rows import SELECTED, Row, expected
 
 UNKNOWN_TABLE = 60
@@ -19,17 +17,8 @@ UNKNOWN_TABLE = 60
 @pytest.fixture(scope="module", params=["client", "embedded"])
 def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What the process that stores them prints, for each way of inserting."""
-    done = subprocess.run(
-        [sys.executable, "-m", "stored_rows", request.param, str(tmp_path_factory.mktemp("rows") / "store")],
-        cwd=ROOT / "tests",
-        env={**environment(), "TZ": "UTC"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    store = tmp_path_factory.mktemp("rows") / "store"
+    return json.loads(run_script("stored_rows", request.param, store))
 
 
 @pytest.mark.parametrize("table", SELECTED)

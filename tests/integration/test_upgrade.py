@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from integration.collector_process import ROOT, environment
+from integration.collector_process import run_script
 from moetrace_schemas.clickhouse.render import migrations
 
 VERSIONS = [migration.version for migration in migrations()]
@@ -19,18 +16,7 @@ VERSIONS = [migration.version for migration in migrations()]
 @pytest.fixture(scope="module")
 def upgrades() -> dict[str, dict[str, Any]]:
     """What upgrade_every_version saw, by database."""
-    env = environment()
-    env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests"), env["PYTHONPATH"]])
-    done = subprocess.run(
-        [sys.executable, "-m", "upgrade_every_version"],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    told: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    told: dict[str, dict[str, Any]] = json.loads(run_script("upgrade_every_version", timeout_s=900))
     return told
 
 

@@ -14,24 +14,9 @@ from moetrace_collectors.roll_ups.failures import FIRST_DELAY_S, LONGEST_DELAY_S
 from moetrace_collectors.roll_ups.minutes import STRETCH_MINUTES, Minute, stretches
 from moetrace_collectors.roll_ups.roll_up import MINUTES_AT_ONCE, RollUp, RollUpSettings
 from moetrace_collectors.store_clock import NOW
+from query_answer import Answer
 
 TOO_LARGE = DatabaseError("Code: 241. memory limit exceeded\nat length", code=241)
-
-
-@dataclass
-class Answer:
-    """What a query returns."""
-
-    rows: list[dict[str, Any]]
-
-    @property
-    def result_rows(self) -> list[list[Any]]:
-        """Rows without names."""
-        return [list(row.values()) for row in self.rows]
-
-    def named_results(self) -> list[dict[str, Any]]:
-        """Rows by name."""
-        return self.rows
 
 
 @dataclass

@@ -20,6 +20,7 @@ from moetrace_collectors.store_join.store_joiner import (
     StoreJoiner,
     join_until,
 )
+from query_answer import Answer
 
 MAX_FIELD_BYTES = 131_072
 """ClickHouse's http_max_field_value_size, which nobody raises."""
@@ -30,22 +31,6 @@ RECORD = {
     "anchor_error_ns": -1, "tracer_ns": -1, "expected_sites": 0, "seen_sites": 0,
     "start_unix_ns": 10**18, "duration_ns": 5,
 }  # fmt: skip
-
-
-@dataclass
-class Answer:
-    """What a query returns."""
-
-    rows: list[dict[str, Any]]
-
-    @property
-    def result_rows(self) -> list[list[Any]]:
-        """Rows without names."""
-        return [list(row.values()) for row in self.rows]
-
-    def named_results(self) -> list[dict[str, Any]]:
-        """Rows by name."""
-        return self.rows
 
 
 @dataclass
