@@ -16,11 +16,8 @@ from moetrace.instrument.routing import padding_flags
 from moetrace.instrument.step_kind import note_shape
 from moetrace.record.buffer import no_mark
 from moetrace_schemas.columns import RowFlag
-from moetrace_schemas.enums import CountKind
 
 _RECOMPUTE = int(RowFlag.RECOMPUTE)
-_DESTINATION_SIDE = (CountKind.RECEIVED, CountKind.EXECUTED)
-"""Of those, activation recompute is left out; pairs that routers see again are noted apart."""
 _graph_task = torch._C._current_graph_task_id
 
 
@@ -96,7 +93,7 @@ def _count(recorder: Any, index: int, add: Callable[[Any], None], pairs: int) ->
         return
     if _graph_task() == -1:
         recorder.guard.run("counts", add, counter)
-    elif counter.sites[index].kind not in _DESTINATION_SIDE:
+    elif counter.sites[index].notes_recompute:
         recorder.guard.run("counts", counter.add_recompute_pairs, index, pairs)
 
 
