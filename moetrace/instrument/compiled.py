@@ -40,6 +40,8 @@ _NEEDED = (
     "compiler.is_dynamo_compiling",
     "library.register_fake",
     "_C._AutoDispatchBelowAutograd",
+    "_C._autograd._get_sequence_nr",
+    "_C._current_autograd_node",
     "_C._current_graph_task_id",
     "_C._get_dispatch_mode",
     "_C._len_torch_dispatch_stack",

@@ -29,6 +29,8 @@ def begin(key: int, site: int) -> None:
         return
     buffer = recorder.buffer
     try:
+        if buffer.backward is not None:
+            buffer.backward.graph_runs()
         buffer.open_marks.append((site, buffer.mark()))
         if site in buffer.undivided:
             buffer.mark = no_mark

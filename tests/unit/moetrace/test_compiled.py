@@ -386,6 +386,8 @@ def test_reduce_overhead_is_recorded_like_the_default(record: Make) -> None:
     [
         "compiler.is_exporting",
         "_C._AutoDispatchBelowAutograd",
+        "_C._autograd._get_sequence_nr",
+        "_C._current_autograd_node",
         "_C._get_dispatch_mode",
         "_C._len_torch_dispatch_stack",
         "_C._TorchDispatchModeKey",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -184,6 +185,51 @@ def test_accumulated_microbatches_each_have_their_backward(record: Make) -> None
     step = recording.records()[-1]
     once = [(layer, phase) for layer in (1, 0) for phase in (Phase.FUSED, Phase.ROUTER)]
     assert phases(step, Direction.BACKWARD) == once * 2
+
+
+@pytest.mark.parametrize("compile_it", [False, True], ids=["eager", "compiled"])
+def test_a_backward_in_a_later_step_is_none_of_that_step(record: Make, compile_it: bool) -> None:
+    """Its own step has ended, and the later one shows the backward of its own forward alone."""
+    model = Decoder()
+    recording = record(clock=HostClock(Ticks().now_ns))
+    recording.tracer.instrument(model)
+    run: Any = torch.compile(model, backend="aot_eager", fullgraph=True) if compile_it else model
+    train(run, model.parameters())
+    with recording.tracer.step():
+        early, late = (run(torch.randn(6, 8)).square().sum() for _ in range(2))
+        early.backward()
+    with recording.tracer.step():
+        own = run(torch.randn(6, 8)).square().sum()
+        late.backward()
+        own.backward()
+    with recording.tracer.step():
+        forgotten = run(torch.randn(6, 8)).square().sum()
+    with recording.tracer.step():
+        forgotten.backward()
+    once = [(layer, phase) for layer in (1, 0) for phase in (Phase.FUSED, Phase.ROUTER)]
+    shown = [phases(step, Direction.BACKWARD) for step in recording.records()[-4:]]
+    assert shown == [once, once, [], []]
+    assert recording.tracer.guard.errors == {}
+
+
+def test_a_forward_on_another_thread_has_its_backward_in_the_step(record: Make) -> None:
+    """Threads number their autograd nodes apart: a young thread's have lower numbers than the step's."""
+    model = Decoder()
+    recording = record(clock=HostClock(Ticks().now_ns))
+    recording.tracer.instrument(model)
+    run: Any = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for _ in range(3):
+        train(run, model.parameters())
+    losses: list[torch.Tensor] = []
+    with recording.tracer.step():
+        thread = threading.Thread(target=lambda: losses.append(run(torch.randn(6, 8)).square().sum()))
+        thread.start()
+        thread.join()
+        losses[0].backward()
+    step = recording.records()[-1]
+    assert phases(step, Direction.BACKWARD) == [
+        (layer, phase) for layer in (1, 0) for phase in (Phase.FUSED, Phase.ROUTER)
+    ]
 
 
 def test_a_checkpoint_around_a_compiled_block_is_recompute_and_counted_once(record: Make) -> None:
