@@ -31,7 +31,7 @@ from moetrace.instrument.silent_sites import CoverageWatch
 from moetrace.instrument.step_buffers import StepBuffers
 from moetrace.instrument.step_kind import StepKind, is_due
 from moetrace.instrument.steps import StepScope
-from moetrace.instrument.wrap import TorchState, graphs_compiled
+from moetrace.instrument.torch_state import TorchState, graphs_compiled, learn_torch
 from moetrace.record.buffer import StepBuffer
 from moetrace.record.placement import make_placement
 from moetrace.record.sites import SiteTable
@@ -84,6 +84,7 @@ class Tracer:
         self._model_name = config.model_name
         self._next_step = 0
         self._steps_begun = 0
+        self._has_torch = "torch" in sys.modules
         self._scope: object | None = None
         self._placement_version = 0
         self._phase_sites: dict[tuple[str, int | None], tuple[int, TorchState, int]] = {}
@@ -226,6 +227,8 @@ class Tracer:
         if self.capture is not None:
             # A forward that is captured does not run: it is no step.
             return
+        if not self._has_torch and "torch" in sys.modules:
+            self.guard.run("torch", self._learn_torch)
         begun = self._steps_begun
         self._steps_begun = begun + 1
         self._scope = scope
@@ -274,6 +277,14 @@ class Tracer:
             raise
         self.buffer = buffer
 
+    def _learn_torch(self) -> None:
+        """Torch was imported after this tracer was made: what wrapping does with torch is done now."""
+        learn_torch()
+        self._has_torch = True
+        if self._installer.has_hand_written and not self.closed:
+            self._installer.functions.hook_collectives()
+            self._buffers.watch_backward(self.device)
+
     def end_step(self, scope: object) -> None:
         """Close the step that `scope` opened and hand it to the drain thread, if it is still the open one."""
         if scope is not self._scope:
@@ -318,10 +329,11 @@ class Tracer:
             ConfigError: no such phase, or a layer out of range (before the block runs).
         """
         known = self._phase_sites.get((phase, layer))
-        if known is None or not known[1].has_torch:
-            number = self.sites.add(phase_site(phase, layer)) if known is None else known[0]
-            known = number, TorchState(), self._graph_key
+        if known is None:
+            known = self.sites.add(phase_site(phase, layer)), TorchState(), self._graph_key
             self._phase_sites[(phase, layer)] = known
+        elif not known[1].has_torch and "torch" in sys.modules:
+            self.guard.run("torch", self._learn_torch)
         return PhaseScope(self, *known)
 
     def kernels(self) -> KernelTrace:

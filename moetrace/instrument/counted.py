@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from moetrace.adapters.base import is_traceable
 from moetrace.instrument.patches import mark_wrapper
 from moetrace.instrument.recorders import NOBODY, key_of
-from moetrace.instrument.wrap import RETIRED, Recorder, TorchState
+from moetrace.instrument.torch_state import TorchState
+from moetrace.instrument.wrap import RETIRED, Recorder
 
 if TYPE_CHECKING:
     from moetrace.adapters.base import Count, RouteCounter

@@ -52,6 +52,11 @@ class Installer:
         self.loose_sites: list[int] = []
         """Functions that `wrap` has returned wrapped: they stay so."""
 
+    @property
+    def has_hand_written(self) -> bool:
+        """Whether something was given to `wrap`."""
+        return bool(self.loose_sites) or len(self.hand_written) > 0
+
     def expected_sites(self) -> frozenset[int]:
         """Numbers of the wrapped callables that should fire in every step."""
         placed = [self.functions.patches, self.hand_written, *(entry.patches for entry in self.installed)]

@@ -14,7 +14,7 @@ import torch
 from compiled_models import Decoder, Router, Ticks, equal, train
 from moetrace.instrument import graph_calls
 from moetrace.instrument.recorders import key_of
-from moetrace.instrument.wrap import TorchState
+from moetrace.instrument.torch_state import TorchState
 from moetrace.record.sites import Role, Site
 from moetrace.timing.clock import HostClock
 from moetrace_schemas.enums import CountKind, Phase
@@ -401,7 +401,7 @@ import torch
 kept = {owner}.{attribute}
 del {owner}.{attribute}
 from moetrace.instrument import compiled
-from moetrace.instrument.wrap import TorchState
+from moetrace.instrument.torch_state import TorchState
 assert not compiled.AVAILABLE
 assert TorchState().traced_step is None
 # This torch needs it itself.
