@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from moetrace.instrument import graph_marks
+from moetrace.instrument.graph_recompute import label_calls, register_with_partitioner
 from moetrace.instrument.recorders import WITH_BACKWARD, find
 
 
@@ -50,6 +51,8 @@ class _Trace:
         """Forward calls that have not returned."""
         self.open: list[_Call] = []
         """Calls whose backward has begun and not ended."""
+        self.is_labelled = False
+        """Whether the forward's nodes know their calls."""
 
 
 def _is_run(reads: list[torch.Tensor]) -> bool:
@@ -62,6 +65,15 @@ def _caught(key: int, error: Exception) -> None:
     recorder = find(key)
     if recorder is not None:
         recorder.guard.caught("compiled_backward", error)
+
+
+def _label() -> None:
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode: Any = get_proxy_mode()
+    if mode is not None:
+        label_calls(mode.tracer.graph)
+        register_with_partitioner()
 
 
 def _at_gradient(tensor: Any, hook: Callable[[torch.Tensor | None], None]) -> None:
@@ -125,6 +137,9 @@ class BackwardTracing:
         """The trace that is going on; None where nothing is traced that has a backward."""
         if not key & WITH_BACKWARD or not torch.is_grad_enabled():
             return None
+        if torch._C._current_graph_task_id() != -1:
+            # A checkpoint, which torch runs again to see what the backward needs of it.
+            return None
         mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL)
         # Older ones give the backward no effects of its own.
         if mode is None or not hasattr(mode, "_tokens_forward_output"):
@@ -152,6 +167,10 @@ class BackwardTracing:
         try:
             for other in [other for other in trace.open if call.returned_at <= other.began_at]:
                 self._close(trace, other, gradient)
+            if not trace.is_labelled:
+                # The forward is complete when the first backward begins.
+                trace.is_labelled = True
+                _label()
             call.is_open = call.was_open = True
             trace.open.append(call)
             self._ops.backward_begin([gradient], call.key, call.site)

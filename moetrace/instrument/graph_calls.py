@@ -24,7 +24,7 @@ import torch
 
 logger = logging.getLogger("moetrace")
 
-_WITHOUT_READS = ("begin", "end", "backward_begin", "backward_end")
+_WITHOUT_READS = ("begin", "end", "backward_begin", "backward_end", "recompute_begin", "recompute_end")
 _WITH_TENSORS = ("count_ids", "count_mask", "count_sizes")
 _STEPS = ("step_begin", "step_end")
 _MODULE = "moetrace.instrument.graph_marks"
