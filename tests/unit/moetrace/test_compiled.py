@@ -297,6 +297,28 @@ def test_inductor_keeps_marks_in_order_and_the_work_between_them(record: Make) -
     assert "torch.ops.moetrace" not in code
 
 
+@NEEDS_COMPILER
+def test_element_wise_work_before_a_phase_stays_before_it(record: Make) -> None:
+    """A mark that reads nothing is put behind kernels that are written late, too."""
+    from torch._inductor.utils import run_and_get_code
+
+    recording = record(clock=HostClock(Ticks().now_ns))
+
+    def body(rows: torch.Tensor) -> torch.Tensor:
+        scaled = (rows.softmax(-1) + 1).log()
+        with recording.tracer.phase("expert_gemm", layer=3):
+            rows = scaled @ torch.ones(8, 8)
+        return rows
+
+    with torch.no_grad():
+        _, (code,) = run_and_get_code(torch.compile(body, fullgraph=True), torch.randn(4, 8))
+    lines = [line.strip() for line in code.partition("def call(")[2].splitlines()]
+    kernels = [at for at, line in enumerate(lines) if line.startswith("cpp_fused") and "softmax" in line]
+    (begin,) = [at for at, line in enumerate(lines) if line.startswith("moetrace_begin(")]
+    assert kernels
+    assert max(kernels) < begin
+
+
 def test_sampling_does_not_compile_anything_again(record: Make) -> None:
     """Recorded steps, steps that are sampled out and calls outside of steps run the same graph."""
     recording = record(clock=HostClock(Ticks().now_ns), sample="1/3")
