@@ -47,6 +47,8 @@ class _Trace:
 
     def __init__(self) -> None:
         self.marks = 0
+        self.task = torch._C._current_graph_task_id()
+        """Where it began: in a backward, if that recomputes what has not been compiled yet."""
         self.running: list[_Call] = []
         """Forward calls that have not returned."""
         self.open: list[_Call] = []
@@ -137,9 +139,6 @@ class BackwardTracing:
         """The trace that is going on; None where nothing is traced that has a backward."""
         if not key & WITH_BACKWARD or not torch.is_grad_enabled():
             return None
-        if torch._C._current_graph_task_id() != -1:
-            # A checkpoint, which torch runs again to see what the backward needs of it.
-            return None
         mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL)
         # Older ones give the backward no effects of its own.
         if mode is None or not hasattr(mode, "_tokens_forward_output"):
@@ -147,7 +146,8 @@ class BackwardTracing:
         trace = self._traces.get(mode)
         if trace is None:
             trace = self._traces[mode] = _Trace()
-        return trace
+        # Else a checkpoint, which torch runs again in the backward to see what that needs of it.
+        return trace if torch._C._current_graph_task_id() == trace.task else None
 
     def _watch(self, trace: _Trace, call: _Call, outputs: list[torch.Tensor]) -> None:
         handed_in = {id(tensor) for tensor in call.reads}

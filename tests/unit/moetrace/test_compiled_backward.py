@@ -233,7 +233,10 @@ def test_a_forward_on_another_thread_has_its_backward_in_the_step(record: Make) 
     ]
 
 
-def test_a_checkpoint_around_a_compiled_block_is_recompute_and_counted_once(record: Make) -> None:
+@pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
+def test_a_checkpoint_around_a_compiled_block_is_recompute_and_counted_once(
+    record: Make, reentrant: bool
+) -> None:
     """The graph runs again inside backward: its phases carry the flag, its pairs are not load."""
     model = Decoder()
     for layer in model.layers:
@@ -242,7 +245,7 @@ def test_a_checkpoint_around_a_compiled_block_is_recompute_and_counted_once(reco
     def run(tokens: torch.Tensor) -> torch.Tensor:
         for layer in model.layers:
             tokens = tokens + torch.utils.checkpoint.checkpoint(
-                layer, model.norm(tokens), use_reentrant=False
+                layer, model.norm(tokens), use_reentrant=reentrant
             )
         return tokens
 
