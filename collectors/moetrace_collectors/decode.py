@@ -94,6 +94,7 @@ def decode(
     Args:
         request: as parsed from protobuf or JSON.
         max_world_size: largest world size taken; bounds what one forged span can make the joiner list.
+        shapes: what earlier requests had in common; None looks at everything anew.
     """
     rank_steps: list[RankStep] = []
     rejected: list[Rejection] = []
@@ -121,9 +122,7 @@ def decode(
                             decode_placement(span, values, host_name, max_world_size=max_world_size)
                         )
                     else:
-                        rank_steps.append(
-                            _rank_step(span, values, own, host_name, max_world_size, shapes)
-                        )
+                        rank_steps.append(_rank_step(span, values, own, host_name, max_world_size, shapes))
                 except (_RejectedError, PlacementRejectedError) as error:
                     rejected.append(_rejection(error.reason, str(error), span, values))
     # Two steps of one span id would both claim its children.

@@ -1,5 +1,4 @@
-"""HTTP/1.1 connections with a bound on their number, on how long a request's head may take, and on what
-surrounds its body.
+"""HTTP/1.1 connections: bounds on their number, on a head's time, and on what surrounds a body.
 
 ::
 
