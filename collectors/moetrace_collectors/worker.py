@@ -290,7 +290,8 @@ class Worker:
                 sink.take_late(rank_step)
             self._event(EventKind.LATE, "step_closed", run_id, step, rank)
         elif isinstance(outcome, Duplicate):
-            self._reuse.repeated(rank_step.sent_run_id or run_id, rank_step.start_unix_ns)
+            if not outcome.is_resend:
+                self._reuse.repeated(rank_step.sent_run_id or run_id, rank_step.start_unix_ns)
             self._event(EventKind.DUPLICATE, "same_rank_and_microbatch", run_id, step, rank)
         elif isinstance(outcome, WorldSizeMismatch):
             self._rejected(
@@ -399,7 +400,8 @@ class Worker:
             self._event(
                 EventKind.RUN_ID_REUSED, "executed_again", run_id, rank_step.step, rank_step.rank, detail
             )
-            if self._reuse.saw(rank_step.sent_run_id, rank_step.start_unix_ns):
+            begun_ns = self._joiner.begun_unix_ns(rank_step.sent_run_id, rank_step.start_unix_ns)
+            if self._reuse.saw(rank_step.sent_run_id, begun_ns):
                 detail = (
                     f"two jobs seem to send under run id {rank_step.sent_run_id} at the same time: their "
                     "steps cannot be told apart, and nobody is named while both go on; give each an id of "
