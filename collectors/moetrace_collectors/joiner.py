@@ -163,7 +163,10 @@ class Joiner:
         return next((step.mark for step in self._open.values()), None)
 
     def begun_unix_ns(self, run_id: str, start_unix_ns: int) -> int:
-        """When the run began that a rank step with this id on the wire and this start belongs to; 0: the first."""
+        """When the run began that a rank step with this id on the wire and this start belongs to.
+
+        0 for the first run under the id.
+        """
         return self._incarnations.begun(run_id, start_unix_ns)
 
     def take_closed(self) -> bytes | None:
@@ -397,7 +400,7 @@ def size_bytes(rank_step: RankStep) -> int:
     return (
         _OBJECT_BYTES * (2 + len(rank_step.experts) + len(rank_step.traffic) + len(rank_step.violations))
         + 11 * phases.layer.nbytes
-        + sum(entry.counts.nbytes for entry in rank_step.experts)
+        + sum(entry.counts.nbytes for entry in (*rank_step.experts, *rank_step.unfolded))
         + sum(entry.rows.nbytes for entry in rank_step.traffic)
         + (0 if rank_step.coactivation is None else 5 * rank_step.coactivation.layer.nbytes)
     )

@@ -24,6 +24,7 @@ from moetrace_collectors.store_errors import store_answers
 
 if TYPE_CHECKING:
     from moetrace_collectors.sinks.base import StepResult
+    from moetrace_collectors.store_join.executions import ReuseNotice
 
 HELP = "judge the steps in a store that collect --join=store has filled"
 INTERVAL_S = 1.0
@@ -115,6 +116,10 @@ def _join(address: StoreAddress, arguments: argparse.Namespace, undo: ExitStack)
             flush=True,
         )
 
+    def reused(notice: ReuseNotice) -> None:
+        if endpoint is not None and notice.reason == "executed_again":
+            endpoint.metrics.own.reused_run_ids.add()
+
     joiner = StoreJoiner(
         client,
         JoinSettings(
@@ -125,6 +130,8 @@ def _join(address: StoreAddress, arguments: argparse.Namespace, undo: ExitStack)
         ),
         on_written=written,
         on_lost=lost,
+        on_reused=reused,
+        book=None if endpoint is None else endpoint.metrics.book,
     )
     if arguments.once:
         print(f"judged {count(joiner.turn(), 'step')}")

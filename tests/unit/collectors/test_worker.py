@@ -19,7 +19,8 @@ from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import RetryPolicy, StepResult
 from moetrace_collectors.testing import SyntheticRun
 from moetrace_collectors.verdict.engine import VerdictEngine
-from moetrace_collectors.worker import TWO_JOBS, Clocks, Worker
+from moetrace_collectors.verdict.no_verdict import TWO_JOBS
+from moetrace_collectors.worker import Clocks, Worker
 from moetrace_schemas.enums import ClosedBy, Evidence, RejectReason
 
 RUN = SyntheticRun(run_id="r", world_size=2, num_layers=1)
