@@ -79,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _join(address: StoreAddress, arguments: argparse.Namespace, undo: ExitStack) -> int:
     from moetrace_collectors.roll_ups.roll_up import RollUp, RollUpSettings
     from moetrace_collectors.roll_ups.thread import RollUpThread
+    from moetrace_collectors.store_join.executions import AGAIN_REASON
     from moetrace_collectors.store_join.store_joiner import JoinSettings, StoreJoiner, join_until
 
     endpoint = join_endpoint.open_endpoint(arguments, undo)
@@ -117,7 +118,7 @@ def _join(address: StoreAddress, arguments: argparse.Namespace, undo: ExitStack)
         )
 
     def reused(notice: ReuseNotice) -> None:
-        if endpoint is not None and notice.reason == "executed_again":
+        if endpoint is not None and notice.reason == AGAIN_REASON:
             endpoint.metrics.own.reused_run_ids.add()
 
     joiner = StoreJoiner(

@@ -24,6 +24,9 @@ from moetrace_collectors.incarnations import SAME_TIME_NS, ReuseWatch
 MAX_BEGUN = 64
 """Beginnings of runs that are remembered of a rank: as many as two jobs make in a minute of steps."""
 MAX_RUNS = 1_024
+AGAIN_REASON = "executed_again"
+TWO_JOBS_REASON = "two_jobs"
+"""Reasons of the event, as where a collector joins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +51,14 @@ class ReuseNotice:
     step: int
     rank: int
     reason: str
-    """executed_again or two_jobs."""
+    """AGAIN_REASON or TWO_JOBS_REASON."""
     since_ms: int
     """Not to be said where it was said after this time, by the store's clock."""
 
     @property
     def text(self) -> str:
         """One line."""
-        if self.reason == "two_jobs":
+        if self.reason == TWO_JOBS_REASON:
             return (
                 f"two jobs seem to send under run id {self.run_id} at the same time: rows of one replace "
                 "those of the other, and nobody is named while both go on; give each an id of its own"
@@ -107,8 +110,8 @@ class ExecutionWatch:
         notice = None
         for earlier_ns, later_ns in pairwise(again.starts):
             if _place(known, earlier_ns, later_ns):
-                two_jobs = self._reuse.saw(_name(again), later_ns)
-                notice = self._notice(again, "two_jobs" if two_jobs else "executed_again", later_ns) or notice
+                reason = TWO_JOBS_REASON if self._reuse.saw(_name(again), later_ns) else AGAIN_REASON
+                notice = self._notice(again, reason, later_ns) or notice
         return notice
 
     def is_shared(self, run_id: str, start_unix_ns: int) -> bool:
@@ -120,7 +123,7 @@ class ExecutionWatch:
 
     def _notice(self, again: ExecutedAgain, reason: str, begun_ns: int) -> ReuseNotice | None:
         # Ranks begin one after the other, and two jobs all the time.
-        for key in ((again.run_id, reason), (again.run_id, "two_jobs")):
+        for key in ((again.run_id, reason), (again.run_id, TWO_JOBS_REASON)):
             said_ns = self._said_ns.get(key)
             if said_ns is not None and abs(begun_ns - said_ns) < SAME_TIME_NS:
                 self._said_ns[key] = max(begun_ns, said_ns)

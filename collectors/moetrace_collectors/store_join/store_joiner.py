@@ -25,7 +25,12 @@ from moetrace_collectors.store_clock import NOW
 from moetrace_collectors.store_errors import is_retryable, store_answers
 from moetrace_collectors.store_join import queries
 from moetrace_collectors.store_join.closed_steps import ClosedStep, joined_step
-from moetrace_collectors.store_join.executions import ExecutedAgain, ExecutionWatch, ReuseNotice
+from moetrace_collectors.store_join.executions import (
+    TWO_JOBS_REASON,
+    ExecutedAgain,
+    ExecutionWatch,
+    ReuseNotice,
+)
 from moetrace_collectors.store_join.folding import folded, late_counts
 from moetrace_collectors.store_join.join_ledger import JoinLedger
 from moetrace_collectors.store_join.rank_rows import StoredRows, rank_steps_of_rows
@@ -138,7 +143,10 @@ class StoreJoiner:
 
     def _notice(self, again: Sequence[ExecutedAgain], now_ms: int) -> None:
         """Say what there is to say of run ids, and file it; also what a process before has not."""
-        self._unsaid += [notice for one in again if (notice := self._watch.saw(one)) is not None]
+        notices = [notice for one in again if (notice := self._watch.saw(one)) is not None]
+        shared = {notice.run_id for notice in notices if notice.reason == TWO_JOBS_REASON}
+        # Of what comes to light together, two jobs are the whole story.
+        self._unsaid += [one for one in notices if one.reason == TWO_JOBS_REASON or one.run_id not in shared]
         events = []
         while self._unsaid:
             notice = self._unsaid[0]
