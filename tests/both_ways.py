@@ -2,7 +2,8 @@
 
 `python -m both_ways STORE_PATH` prints, for each way, the ledger, the loads and the series as JSON.
 Placements change twice: a mapping with replicas, announced by two pipeline stages through different
-collectors, one of them late; then one like it. Counts are numbered by slots. The join begins anew in the middle of everything.
+collectors, one of them late; then one like it. Counts are numbered by slots.
+The join begins anew in the middle of everything.
 """
 
 from __future__ import annotations

@@ -15,14 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from clickhouse_connect.driver.exceptions import OperationalError
 
 from ledger_builders import report
+from moetrace_collectors.errors import UsageError
 from moetrace_collectors.ledger.client_store import ClientLedgerStore
 from moetrace_collectors.ledger.recorder import Recorder
 from moetrace_collectors.migrate import migrate
 from moetrace_collectors.model import ExpertCounts, RankStep
 from moetrace_collectors.sinks.clickhouse_rows import rank_step_rows
 from moetrace_collectors.store import embedded_dsn, open_client, parse_store
+from moetrace_collectors.store_join.lease import JoinLease, StandIn
 from moetrace_collectors.store_join.store_joiner import JoinSettings, StoreJoiner
 from moetrace_collectors.testing import SyntheticRun
 from moetrace_schemas.enums import COUNT_KIND_CODE, CountIds, CountKind
@@ -165,6 +168,71 @@ def unfolded(case: Case) -> Any:
     return {"turns": turns, "loads": loads}
 
 
+class FailingClient:
+    """A client whose store goes away before every other insert of verdicts: as if the process were killed."""
+
+    def __init__(self, client: Any) -> None:
+        self._client, self._number = client, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def insert(self, table: str, *values: Any, **named: Any) -> None:
+        """Insert or fail."""
+        if table == "step_verdicts":
+            self._number += 1
+            if self._number % 2:
+                raise OperationalError("gone")
+        self._client.insert(table, *values, **named)
+
+
+def killed(case: Case) -> Any:
+    """A join that is killed between the ledger and the verdicts of every batch, and begun anew each time."""
+    for step in range(160):
+        run = RUN if step < 80 else replace(RUN, slow_rank=1)
+        case.store(replace(one, placement_version=1 + step // 80) for one in run.step(step))
+    case.client = FailingClient(case.client)
+    failures = 0
+    while len(case.judged) < 160:
+        try:
+            case.join().turn()
+        except UsageError:
+            failures += 1
+    ledger = case.rows("SELECT event, version, step, verdict FROM placement_ledger ORDER BY sequence")
+    return {"failures": failures, "judged": len(set(case.judged)), "ledger": ledger}
+
+
+def standing_by(case: Case) -> Any:
+    """Who is at work of several that join."""
+    clock = [0.0]
+
+    def lease(run_id: str = "") -> JoinLease:
+        return JoinLease(case.client, database=case.database, run_id=run_id, clock_s=lambda: clock[0])
+
+    dead = "INSERT INTO %s.join_leases SELECT 'dead', '', now64(6) - 3600, now64(6) - 61, 0"
+    case.client.command(dead % case.database)
+    first, second = lease(), lease()
+    told = {"first": first.holds(), "second": second.holds(), "first again": first.holds()}
+    third = lease("r")
+    told["another run only"] = third.holds()
+    third.leave()
+    # The first does not get through for half a minute: the second may be at work.
+    clock[0] += 20.0
+    second.holds()
+    clock[0] += 11.0
+    told["second after a gap"] = [first.holds(), second.holds(), first.holds()]
+    second.leave()
+    told["first when the second has left"] = first.holds()
+    said: list[str] = []
+    stand_in = StandIn(second, case.join, on_standing_by=lambda: said.append("standing by"))
+    case.store(RUN.step(0))
+    told["turns standing by"] = [stand_in.turn(), stand_in.turn()]
+    first.leave()
+    told["turn when alone"] = stand_in.turn()
+    told["said"] = said
+    return told
+
+
 def record(case: Case, version: int) -> None:
     """Announce a map of four slots."""
     recorder = Recorder(ClientLedgerStore(case.client, database=case.database), unix_ms=lambda: 1)
@@ -175,7 +243,7 @@ def main(path: str) -> None:
     """Every case."""
     logging.basicConfig(level=logging.WARNING)
     client = open_client(parse_store(embedded_dsn(Path(path))))
-    cases = (delayed, two_jobs, started_again, resent, unfolded)
+    cases = (delayed, two_jobs, started_again, resent, unfolded, killed, standing_by)
     told = {case.__name__: case(Case(client, f"case_{case.__name__}")) for case in cases}
     client.close()
     print(json.dumps(told))

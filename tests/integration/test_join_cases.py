@@ -71,3 +71,30 @@ def test_counts_that_waited_for_their_map_come_to_the_others(told: dict[str, dic
         "step 1 rank 0": [5, 1, 2, 7],
         "step 1 rank 1": [5, 1, 2, 7],
     }
+
+
+def test_a_join_that_is_killed_writes_each_ledger_row_once(told: dict[str, dict[str, Any]]) -> None:
+    """Between the ledger and the verdicts of every batch, and begun anew each time."""
+    case = told["killed"]
+    assert case["failures"] >= 5
+    assert case["judged"] == 160
+    assert case["ledger"] == [
+        ["applied", 1, 0, ""],
+        ["applied", 2, 80, ""],
+        ["judged", 2, None, "regressed"],
+    ]
+
+
+def test_of_several_joins_one_is_at_work(told: dict[str, dict[str, Any]]) -> None:
+    """The first that lives; who was cut off for half a minute comes last; who leaves is followed at once."""
+    assert told["standing_by"] == {
+        "first": True,
+        "second": False,
+        "first again": True,
+        "another run only": False,
+        "second after a gap": [False, True, False],
+        "first when the second has left": True,
+        "turns standing by": [0, 0],
+        "turn when alone": 1,
+        "said": ["standing by"],
+    }

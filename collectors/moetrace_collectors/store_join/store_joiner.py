@@ -33,6 +33,7 @@ from moetrace_collectors.store_join.executions import (
 )
 from moetrace_collectors.store_join.folding import folded, late_counts
 from moetrace_collectors.store_join.join_ledger import JoinLedger
+from moetrace_collectors.store_join.lease import Turns
 from moetrace_collectors.store_join.rank_rows import StoredRows, rank_steps_of_rows
 from moetrace_collectors.store_join.step_finder import StepFinder, StepKey, in_batches, in_questions
 from moetrace_collectors.summary import layer_loads
@@ -301,7 +302,7 @@ def _event(notice: ReuseNotice, now_ms: int) -> CollectorEvent:
 
 
 def join_until(
-    joiner: StoreJoiner,
+    joiner: Turns,
     *,
     stopped: Callable[[float], bool],
     interval_s: float,

@@ -94,6 +94,7 @@ TIME_COLUMNS: dict[str, str] = {
     "phase_minute_rows": "minute",
     "exchange_minute_rows": "minute",
     "rolled_up_minutes": "minute",
+    "join_leases": "beat_at",
 }
 """Tables whose rows have a time to live, and the column that it counts from."""
 ROWS_OF_VIEWS: dict[str, str] = {

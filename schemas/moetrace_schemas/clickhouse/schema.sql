@@ -170,6 +170,20 @@ TTL toDateTime(step_time) + toIntervalDay(30)
 SETTINGS index_granularity = 8192
 COMMENT 'Counts per logical expert, rank, step and layer; zero counts are kept for routed';
 
+CREATE TABLE moetrace.join_leases
+(
+    `holder` String COMMENT 'A moetrace join: host, pid and a number of its own',
+    `run_id` String COMMENT 'The run that it joins; empty: all',
+    `begun_at` DateTime64(6) COMMENT 'Since when it is at work or stands by (UTC, by the clock of the store)',
+    `beat_at` DateTime64(6) COMMENT 'Its last sign of life (UTC, by the clock of the store)',
+    `has_left` UInt8 COMMENT '1 = it has ended'
+)
+ENGINE = ReplacingMergeTree(beat_at)
+ORDER BY holder
+TTL toDateTime(beat_at) + toIntervalDay(1)
+SETTINGS index_granularity = 8192
+COMMENT 'Which moetrace join is at work: of those that live the one that began first; the others stand by';
+
 CREATE TABLE moetrace.phase_minute_rows
 (
     `run_id` LowCardinality(String) COMMENT 'Run',
