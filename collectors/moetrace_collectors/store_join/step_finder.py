@@ -8,7 +8,7 @@ first look goes back as far as the user wants, also by the collectors' clocks.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -91,8 +91,11 @@ class StepFinder:
             remember: also tell the newest judged steps.
         """
         self._looked_ms = now_ms
-        # Also what is still waited for, however long ago it was found.
-        self._seen = seen = {**self._open, **self._arrived(now_ms)}
+        self._seen = seen = self._arrived(now_ms)
+        for key, waited_for in self._open.items():
+            # However long ago it was found: from its first row on.
+            arrived = seen.get(key, waited_for)
+            seen[key] = replace(arrived, first_ms=min(arrived.first_ms, waited_for.first_ms))
         # What is looked for no more needs no remembering.
         self._done = {key: arrivals for key, arrivals in self._done.items() if key in seen}
         fresh = sorted(key for key, arrived in seen.items() if arrived.arrivals > self._done.get(key, -1))

@@ -108,6 +108,9 @@ def test_an_open_step_is_waited_for_beyond_the_window() -> None:
     store = FakeStore(stored=[(1, 0, start_ms)])
     finding = StepFinder(store.ask, timeout_ms=4 * HOUR_MS, look_back_hours=1.0, run_id="")
     for hours in range(4):
+        if hours == 3:
+            # One more microbatch of the same rank.
+            store.stored.append((1, 0, start_ms + hours * HOUR_MS))
         assert look(finding, start_ms + hours * HOUR_MS).closed == ()
     [closed] = look(finding, start_ms + 4 * HOUR_MS).closed
     assert (closed.step, closed.closed_ms) == (1, start_ms + 4 * HOUR_MS)
