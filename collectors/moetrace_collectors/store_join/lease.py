@@ -74,9 +74,11 @@ class JoinLease:
         rows = list(
             self._client.query(HOLDERS, parameters={**self._bound, "lease_s": LEASE_S}).named_results()
         )
-        self._begun_us = next(int(row["begun_us"]) for row in rows if row["holder"] == self.name)
+        begun_us = {str(row["holder"]): int(row["begun_us"]) for row in rows}
+        # A replica may not have it yet: then nobody knows who was first.
+        self._begun_us = begun_us.get(self.name, self._begun_us)
         self._beat_s = now_s
-        return str(rows[0]["holder"]) == self.name
+        return next(iter(begun_us), "") == self.name
 
     def keeps(self) -> bool:
         """The same in the middle of work; asks only now and then."""
