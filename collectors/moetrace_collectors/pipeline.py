@@ -221,7 +221,7 @@ class Pipeline:
                 ),
             ),
             placements=ledger.take_placement,
-            epochs=Epochs(ledger.mapping),
+            epochs=Epochs(ledger.mapping, clock_ns=clocks.monotonic_ns),
             dead_letter=dead_letter,
             metrics=metrics,
             clocks=clocks,
