@@ -11,6 +11,7 @@ import os
 import re
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -41,8 +42,9 @@ _HARMLESS = (
 _PREFIXES = re.compile(r"(Code: \d+\. DB::Exception: )+")
 _SUFFIX = re.compile(r" \(version [^()]*(?:\([^()]*\))?\)\.?")
 _NAMES = re.compile(r"( \([A-Z_0-9]+\))(?:\1)+$")
-_STATUS = {60: 404, 81: 404, 164: 403, 497: 403, 159: 504, 241: 507, 396: 413}
-"""ClickHouse error code -> HTTP status: unknown table, database; readonly; time, memory, result limits."""
+_STATUS = {60: 404, 81: 404, 164: 403, 497: 403, 159: 504, 241: 507, 396: 413, 394: 503}
+"""ClickHouse error code -> HTTP status: unknown table, database; readonly; time, memory, result limits;
+cancelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,9 @@ class QueryRunner(Protocol):
             QueryError: refused, failed, over a limit, or too many at once.
         """
 
+    def cancel(self) -> None:
+        """End the queries that run, as far as the engine can: the process stops."""
+
 
 class EmbeddedQueryRunner:
     """Queries of the embedded engine that this process has open."""
@@ -142,6 +147,7 @@ class EmbeddedQueryRunner:
         self._database = database
         self._limits = limits
         self._slots = threading.BoundedSemaphore(limits.max_concurrent)
+        self._cancelled = False
 
     def run(self, query: Query) -> bytes:
         """See QueryRunner."""
@@ -150,6 +156,8 @@ class EmbeddedQueryRunner:
         if not self._slots.acquire(timeout=1.0):
             raise QueryError("too many queries at once: try again", status=503)
         try:
+            if self._cancelled:
+                raise QueryError("the collector is stopping", status=503)
             connection = self._connect(self._path)
             try:
                 return self._run(connection, query, database)
@@ -159,6 +167,16 @@ class EmbeddedQueryRunner:
             raise _query_error(error) from error
         finally:
             self._slots.release()
+
+    def cancel(self) -> None:
+        """See QueryRunner; only readers' queries are readonly, so the collector's own go on."""
+        self._cancelled = True
+        with suppress(RuntimeError):
+            connection = self._connect(self._path)
+            try:
+                connection.query("KILL QUERY WHERE Settings['readonly'] = '1' ASYNC")
+            finally:
+                connection.close()
 
     def _run(self, connection: Any, query: Query, database: str) -> bytes:
         # readonly goes last: behind it nothing can be set any more.
@@ -198,6 +216,9 @@ class ServerQueryRunner:
             )
         except self._error as error:
             raise _query_error(error) from error
+
+    def cancel(self) -> None:
+        """See QueryRunner: the server ends what nobody waits for by its own limits."""
 
 
 def check_name_and_guard(query: Query, database: str) -> None:

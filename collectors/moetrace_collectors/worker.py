@@ -38,6 +38,8 @@ NS_PER_MS = 1_000_000
 POLL_S = 0.1
 """Longest wait for an arrival; bounds how late a timeout or a flush can be, seconds."""
 NOTE_INTERVAL_NS = 1_000_000_000
+STUCK_S = 5.0
+"""Beyond the shutdown timeout: for a write that has begun to end, seconds."""
 MAX_LISTED_RANKS = 20
 MAX_REMEMBERED_RUNS = 100
 TWO_JOBS = "Two jobs send under this run id, so that the step may be of both; give each an id of its own."
@@ -166,6 +168,11 @@ class Worker:
         return self._thread.is_alive() and all(sink.is_alive() for sink in self._background_sinks)
 
     @property
+    def is_stuck(self) -> bool:
+        """Whether it still writes although `stop` has returned."""
+        return self._stopping.is_set() and self._thread.is_alive()
+
+    @property
     def is_log_behind(self) -> bool:
         """Whether it ended with something left in the log for the next start."""
         return self._is_log_behind
@@ -177,7 +184,9 @@ class Worker:
         self._intake.close()
         self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join()
+            # A store that hangs says neither yes nor no, and nothing can end a write that waits for it.
+            self._thread.join(self._shutdown_timeout_s + STUCK_S)
+            self._is_log_behind |= self._thread.is_alive() and self._log is not None
 
     def run(self) -> None:
         """The thread's body."""

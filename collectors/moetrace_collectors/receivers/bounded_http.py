@@ -4,9 +4,11 @@
 
     connect ----> head of a request ----> body ----> answer ----> idle
        |<-- HEAD_TIMEOUT_S at most -->|<- receiver ->|            |<- keep-alive ->|
+                                 the server stops: |<- STOP_GRACE_S at most ->|
 
 uvicorn bounds the time between requests and nothing else: connections that send half a head, or nothing,
-would be kept for ever, and a thousand of them shut everyone else out.
+would be kept for ever, and a thousand of them shut everyone else out. And a server that stops would wait
+for clients that never send the rest of a body, or never read an answer.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from moetrace_schemas.enums import RefuseReason
 
 HEAD_TIMEOUT_S = 20.0
+STOP_GRACE_S = 10.0
+"""How long running requests may take to end when the server stops, seconds."""
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Type: text/plain; charset=utf-8\r\nContent-Length: 36\r\n\r\n"
@@ -29,7 +33,11 @@ _BUSY = (
 
 
 def bounded_protocol(
-    max_connections: int, count: Callable[[RefuseReason], None], *, head_timeout_s: float = HEAD_TIMEOUT_S
+    max_connections: int,
+    count: Callable[[RefuseReason], None],
+    *,
+    head_timeout_s: float = HEAD_TIMEOUT_S,
+    stop_grace_s: float = STOP_GRACE_S,
 ) -> type[asyncio.Protocol]:
     """A protocol class for uvicorn.
 
@@ -37,6 +45,8 @@ def bounded_protocol(
         max_connections: beyond it a new connection is answered 503 and closed.
         count: counts what is turned away.
         head_timeout_s: a connection whose request's head is not complete by then is closed, seconds.
+        stop_grace_s: a connection that is still open so long after the server began to stop is closed,
+            seconds.
     """
 
     class BoundedProtocol(H11Protocol):  # type: ignore[misc]
@@ -73,6 +83,12 @@ def bounded_protocol(
             """Let go."""
             self._stop_head_timer()
             super().connection_lost(exc)
+
+        def shutdown(self) -> None:
+            """The server stops: close when idle, else let the request end in the time it has for that."""
+            super().shutdown()
+            # Also one that is closing: it waits for its client to read what is left of an answer.
+            self.loop.call_later(stop_grace_s, self.transport.abort)
 
         def send_400_response(self, msg: str) -> None:
             """Answer what is not HTTP, and count it."""
