@@ -41,6 +41,7 @@ from moetrace_collectors.read_only_query import (
 )
 from moetrace_collectors.receivers.http_server import HttpServer
 from moetrace_collectors.receivers.otlp_grpc import OtlpGrpcReceiver
+from moetrace_collectors.receivers.otlp_http import PATH as OTLP_PATH
 from moetrace_collectors.receivers.otlp_http import SCOPES as OTLP_SCOPES
 from moetrace_collectors.receivers.otlp_http import OtlpHttpReceiver
 from moetrace_collectors.receivers.pages import SCOPES as PAGE_SCOPES
@@ -155,7 +156,8 @@ class Pipeline:
             max_spans=config.max_spans_per_request,
         )
         undo.callback(otlp.close)
-        self._routes = [otlp.route(), *pages.routes(), *Page(queries, database=config.database).routes()]
+        self._routes = [*pages.routes(), *Page(queries, database=config.database).routes()]
+        self._direct = {OTLP_PATH: otlp}
         self._scopes: RouteScopes = {
             **OTLP_SCOPES,
             **PAGE_SCOPES,
@@ -255,7 +257,9 @@ class Pipeline:
             self._roll_ups.start()
         if self._grpc is not None:
             self._grpc.start()
-        self._http.start(self._routes, control=self._access.control, scopes=self._scopes)
+        self._http.start(
+            self._routes, direct=self._direct, control=self._access.control, scopes=self._scopes
+        )
         self._ownership.write_note(self._note)
 
     def refresh_access(self, *, force: bool = False) -> None:
