@@ -121,9 +121,7 @@ def decode(
                             decode_placement(span, values, host_name, max_world_size=max_world_size)
                         )
                     else:
-                        rank_steps.append(
-                            _rank_step(span, values, own, host_name, max_world_size, shapes)
-                        )
+                        rank_steps.append(_rank_step(span, values, own, host_name, max_world_size, shapes))
                 except (_RejectedError, PlacementRejectedError) as error:
                     rejected.append(_rejection(error.reason, str(error), span, values))
     # Two steps of one span id would both claim its children.

@@ -84,9 +84,7 @@ _WITHIN_CODE = COACTIVATION_SPAN_CODE[CoactivationSpan.WITHIN]
 _EXCHANGES = tuple(code for code, phase in PHASE_BY_CODE.items() if phase in (Phase.DISPATCH, Phase.COMBINE))
 
 
-def decode_phases(
-    block: bytes, *, microbatch: int = 0, shapes: PhaseShapes | None = None
-) -> PhaseColumns:
+def decode_phases(block: bytes, *, microbatch: int = 0, shapes: PhaseShapes | None = None) -> PhaseColumns:
     """Phase rows in order of start.
 
     Args:

@@ -172,8 +172,6 @@ class Pipeline:
             client,
             database=config.database,
             batch_bytes=config.batch_bytes,
-            batch_interval_ns=int(config.batch_interval_s * NS_PER_S),
-            clock_ns=clocks.monotonic_ns,
             on_stored=metrics.rows_stored,
             on_lost=self._rows_lost,
             # Rows that waited long for the store are stamped before the time that is looked back.
@@ -257,9 +255,7 @@ class Pipeline:
             self._roll_ups.start()
         if self._grpc is not None:
             self._grpc.start()
-        self._http.start(
-            self._routes, direct=self._direct, control=self._access.control, scopes=self._scopes
-        )
+        self._http.start(self._routes, direct=self._direct, control=self._access.control, scopes=self._scopes)
         self._ownership.write_note(self._note)
 
     def refresh_access(self, *, force: bool = False) -> None:

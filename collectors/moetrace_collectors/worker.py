@@ -29,7 +29,7 @@ from moetrace_collectors.model import JoinedStep, LayerLoad, PlacementReport, Ra
 from moetrace_collectors.receipts import GroupViolation, group_violations
 from moetrace_collectors.self_metrics import SelfMetrics
 from moetrace_collectors.sinks.background import BackgroundSink
-from moetrace_collectors.sinks.base import RetryPolicy, Sink, StepResult, flush_with_retry
+from moetrace_collectors.sinks.base import RetryPolicy, Sink, StepResult, Writer, flush_with_retry
 from moetrace_collectors.stateless_joiner import StatelessJoiner, Unjoined
 from moetrace_schemas.enums import Cause, ClosedBy, Evidence, RejectReason
 
@@ -435,12 +435,12 @@ class Worker:
         except OSError as error:
             logger.warning("cannot note the runs: %s", error)
 
-    def _flush(self, sink: Sink) -> bool:
+    def _flush(self, sink: Writer) -> bool:
         return flush_with_retry(
             sink, policy=self._retry, on_error=self._sink_failed, wait=self.wait_between_attempts
         )
 
-    def _sink_failed(self, sink: Sink, error: SinkError) -> None:
+    def _sink_failed(self, sink: Writer, error: SinkError) -> None:
         self._metrics.sink_failed(sink.name)
         logger.warning("%s: %s; %s", sink.name, error, "trying again" if error.retryable else "rows given up")
 

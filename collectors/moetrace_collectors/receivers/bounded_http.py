@@ -1,5 +1,4 @@
-"""HTTP/1.1 connections with a bound on their number, on how long a request's head may take, and on what
-surrounds its body.
+"""HTTP/1.1 connections: bounds on their number, on the time for a request's head, and on what is no body.
 
 ::
 

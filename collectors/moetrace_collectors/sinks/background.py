@@ -19,7 +19,7 @@ from functools import partial
 from moetrace_collectors.events import CollectorEvent
 from moetrace_collectors.joiner import size_bytes
 from moetrace_collectors.model import RankStep
-from moetrace_collectors.sinks.base import Sink, StepResult
+from moetrace_collectors.sinks.base import StepResult, Writer
 
 MAX_EVENTS = 10_000
 """Events that make a batch, however small they are: each becomes a row."""
@@ -34,7 +34,7 @@ class BackgroundSink:
 
     def __init__(
         self,
-        sink: Sink,
+        sink: Writer,
         *,
         batch_bytes: int,
         batch_interval_ns: int,
@@ -63,7 +63,7 @@ class BackgroundSink:
         self._gave_up = self._closing = False
         self._thread: threading.Thread | None = None
 
-    def start(self, write: Callable[[Sink], bool]) -> None:
+    def start(self, write: Callable[[Writer], bool]) -> None:
         """Begin to write.
 
         Args:
@@ -157,10 +157,6 @@ class BackgroundSink:
         self._buffer = []
         self._sink.abandon()
 
-    def close(self) -> None:
-        """See Sink."""
-        self._sink.close()
-
     @property
     def _is_writing(self) -> bool:
         return self._num_written < self._num_handed_over
@@ -179,7 +175,7 @@ class BackgroundSink:
         if self._oldest_ns is None:
             self._oldest_ns = self._clock_ns()
 
-    def _run(self, write: Callable[[Sink], bool]) -> None:
+    def _run(self, write: Callable[[Writer], bool]) -> None:
         while True:
             with self._condition:
                 while not self._batch and not self._closing:

@@ -31,7 +31,9 @@ def as_lists(rows: PhaseColumns) -> dict[str, list[int]]:
 @given(
     steps=st.lists(
         st.tuples(
-            st.permutations([0, 1, 2]), st.lists(st.integers(-5, 50), min_size=3, max_size=3), st.integers(0, 2)
+            st.permutations([0, 1, 2]),
+            st.lists(st.integers(-5, 50), min_size=3, max_size=3),
+            st.integers(0, 2),
         ),
         max_size=8,
     )

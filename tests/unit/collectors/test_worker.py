@@ -89,9 +89,6 @@ class FakeSink:
         """Remember."""
         self.abandoned = True
 
-    def close(self) -> None:
-        """Nothing."""
-
 
 class BrokenJudge:
     """A verdict engine with a fault."""
