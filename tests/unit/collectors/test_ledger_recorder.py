@@ -134,7 +134,8 @@ def test_runs_have_chains_of_their_own() -> None:
     for run_id in ("a", "b", "a"):
         ledger.record(report(len(store.rows), EVEN, run_id=run_id))
     assert [(row.run_id, row.sequence) for row in store.rows] == [("a", 0), ("b", 0), ("a", 1)]
-    assert verify_links(map(link, store.of_run("a")) == verify(store.of_run("b"))) == ()
+    for run_id in ("a", "b"):
+        assert verify_links(map(link, store.of_run(run_id))) == ()
 
 
 def test_memory_counts_the_fullest_rank() -> None:
