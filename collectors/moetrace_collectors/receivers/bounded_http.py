@@ -3,8 +3,9 @@
 ::
 
     connect ----> head of a request ----> body ----> answer ----> idle
-       |<-- HEAD_TIMEOUT_S at most -->|<- receiver ->|            |<- keep-alive ->|
+       |<-- HEAD_TIMEOUT_S at most -->|<- receiver ->|<- *1 ->|   |<- keep-alive ->|
                                  the server stops: |<- STOP_GRACE_S at most ->|
+    *1 each piece of it is read within READ_TIMEOUT_S
 
 uvicorn bounds the time between requests and nothing else: connections that send half a head, or nothing,
 would be kept for ever, and a thousand of them shut everyone else out. And a server that stops would wait
@@ -23,6 +24,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from moetrace_schemas.enums import RefuseReason
 
 HEAD_TIMEOUT_S = 20.0
+READ_TIMEOUT_S = 30.0
+"""How long a client may read nothing of an answer, seconds; what is left of it lies in memory until then."""
 STOP_GRACE_S = 10.0
 """How long running requests may take to end when the server stops, seconds."""
 MAX_HEAD_BYTES = 64 * 1024
@@ -41,6 +44,7 @@ def bounded_protocol(
     count: Callable[[RefuseReason], None],
     *,
     head_timeout_s: float = HEAD_TIMEOUT_S,
+    read_timeout_s: float = READ_TIMEOUT_S,
     stop_grace_s: float = STOP_GRACE_S,
 ) -> type[asyncio.Protocol]:
     """A protocol class for uvicorn.
@@ -49,6 +53,8 @@ def bounded_protocol(
         max_connections: beyond it a new connection is answered 503 and closed.
         count: counts what is turned away.
         head_timeout_s: a connection whose request's head is not complete by then is closed, seconds.
+        read_timeout_s: a connection whose client does not read what it was sent in that time is closed,
+            seconds.
         stop_grace_s: a connection that is still open so long after the server began to stop is closed,
             seconds.
     """
@@ -57,6 +63,7 @@ def bounded_protocol(
         """One connection."""
 
         _head_timer: asyncio.TimerHandle | None = None
+        _read_timer: asyncio.TimerHandle | None = None
         _is_in_head = False
         _framing_bytes = _body_bytes = 0
         """Of the request that is being read."""
@@ -125,6 +132,7 @@ def bounded_protocol(
         def connection_lost(self, exc: Exception | None) -> None:
             """Let go."""
             self._stop_head_timer()
+            self._stop_read_timer()
             super().connection_lost(exc)
 
         def shutdown(self) -> None:
@@ -138,6 +146,27 @@ def bounded_protocol(
             count(RefuseReason.NOT_HTTP)
             self._stop_head_timer()
             super().send_400_response(msg)
+
+        def pause_writing(self) -> None:
+            """The client does not keep up; nothing more is written before it has."""
+            super().pause_writing()
+            self._stop_read_timer()
+            self._read_timer = self.loop.call_later(read_timeout_s, self._is_not_read)
+
+        def resume_writing(self) -> None:
+            """It has."""
+            self._stop_read_timer()
+            super().resume_writing()
+
+        def _stop_read_timer(self) -> None:
+            if self._read_timer is not None:
+                self._read_timer.cancel()
+                self._read_timer = None
+
+        def _is_not_read(self) -> None:
+            self._read_timer = None
+            count(RefuseReason.SLOW_REQUEST)
+            self.transport.abort()
 
         def _start_head_timer(self) -> None:
             if self._head_timer is None:

@@ -16,7 +16,12 @@ from moetrace_collectors.access.posture import is_loopback
 from moetrace_collectors.access.scopes import RouteScopes
 from moetrace_collectors.access.tls import ServerTls
 from moetrace_collectors.errors import UsageError
-from moetrace_collectors.receivers.bounded_http import HEAD_TIMEOUT_S, STOP_GRACE_S, bounded_protocol
+from moetrace_collectors.receivers.bounded_http import (
+    HEAD_TIMEOUT_S,
+    READ_TIMEOUT_S,
+    STOP_GRACE_S,
+    bounded_protocol,
+)
 from moetrace_collectors.receivers.listening import listen
 
 MAX_CONNECTIONS = 1_024
@@ -36,6 +41,7 @@ class HttpServer:
         tls: ServerTls | None = None,
         max_connections: int = MAX_CONNECTIONS,
         head_timeout_s: float = HEAD_TIMEOUT_S,
+        read_timeout_s: float = READ_TIMEOUT_S,
         stop_grace_s: float = STOP_GRACE_S,
         port_flag: str = "--http-port",
     ) -> None:
@@ -51,6 +57,7 @@ class HttpServer:
         self._tls = tls
         self._max_connections = max_connections
         self._head_timeout_s = head_timeout_s
+        self._read_timeout_s = read_timeout_s
         self._stop_grace_s = stop_grace_s
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -87,6 +94,7 @@ class HttpServer:
                 self._max_connections,
                 control.count,
                 head_timeout_s=self._head_timeout_s,
+                read_timeout_s=self._read_timeout_s,
                 stop_grace_s=self._stop_grace_s,
             ),
             ws="none",

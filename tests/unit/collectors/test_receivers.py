@@ -16,18 +16,23 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
+from starlette.requests import Request
+from starlette.routing import Route
 
+from moetrace_collectors.access.control import AccessControl
+from moetrace_collectors.access.rate_limit import RateLimiter
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.intake import Intake
 from moetrace_collectors.receivers.handler import Accepted, OverloadedError, Wire
 from moetrace_collectors.receivers.http_server import HttpServer
 from moetrace_collectors.receivers.otlp_grpc import SERVICE, OtlpGrpcReceiver
 from moetrace_collectors.receivers.otlp_http import PATH, OtlpHttpReceiver
+from moetrace_collectors.receivers.pages import ResultResponse
 from moetrace_collectors.request_handler import RequestHandler
 from moetrace_collectors.self_metrics import SelfMetrics
 from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.testing import SyntheticRun, request
-from moetrace_schemas.enums import RejectReason
+from moetrace_schemas.enums import RefuseReason, RejectReason
 
 LIMIT = 10**6
 BODY = request(SyntheticRun(world_size=1).step(0))
@@ -161,6 +166,37 @@ def test_a_stop_waits_for_no_client_and_no_busy_thread(
         if thread.name.startswith("moetrace-otlp"):
             thread.join(10)
             assert not thread.is_alive()
+
+
+def test_an_answer_that_nobody_reads_is_not_kept() -> None:
+    """A client that reads nothing is cut off and counted; one that reads gets everything."""
+    body = bytes(range(256)) * 2**17
+    refused: list[RefuseReason] = []
+    counted = threading.Event()
+
+    def on_refused(reason: RefuseReason) -> None:
+        refused.append(reason)
+        counted.set()
+
+    async def result(request: Request) -> ResultResponse:
+        return ResultResponse(body)
+
+    server = HttpServer(host="127.0.0.1", port=0, read_timeout_s=0.5)
+    control = AccessControl(
+        tokens=None,
+        limiter=RateLimiter(per_second=0.0, burst=1, clock_ns=lambda: 0),
+        on_refused=on_refused,
+    )
+    server.start([Route("/", result)], control=control)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as silent:
+        silent.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert counted.wait(30)
+        assert refused == [RefuseReason.SLOW_REQUEST]
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=30) as answer:
+        assert answer.headers["Content-Length"] == str(len(body))
+        assert answer.read() == body
+    assert refused == [RefuseReason.SLOW_REQUEST]
+    server.stop()
 
 
 def test_a_grpc_call_without_its_message_does_not_hold_up_a_stop(handler: FakeHandler) -> None:
