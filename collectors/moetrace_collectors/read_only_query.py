@@ -86,6 +86,22 @@ class QueryLimits:
         }
         return {**chosen, **rendered, "timeout_overflow_mode": "throw", "result_overflow_mode": "throw"}
 
+    def check_size(self, body: bytes) -> bytes:
+        """A result that is not too large.
+
+        The engine counts a column of one value once, however often it is written out.
+
+        Raises:
+            QueryError: it is.
+        """
+        if len(body) > self.max_result_bytes:
+            raise QueryError(
+                f"the result has {len(body)} bytes, at most {self.max_result_bytes} may be "
+                "(query_max_result_bytes)",
+                status=413,
+            )
+        return body
+
 
 class QueryError(CollectorError):
     """A query was refused or failed.
@@ -185,7 +201,7 @@ class EmbeddedQueryRunner:
         connection.query(f"USE {database}")
         connection.query(f"SET {assignments}")
         result = connection.query(query.sql, query.format, params=dict(query.parameters))
-        return bytes(result.bytes() or b"")
+        return self._limits.check_size(bytes(result.bytes() or b""))
 
 
 class ServerQueryRunner:
@@ -206,16 +222,15 @@ class ServerQueryRunner:
         # A server whose profile does not let us set readonly must not be written to either.
         check_name_and_guard(query, database)
         try:
-            return bytes(
-                self._client.raw_query(
-                    query.sql,
-                    parameters=dict(query.parameters) or None,
-                    settings={**self._limits.settings(query.settings), "readonly": "1", "database": database},
-                    fmt=None if _NAMES_FORMAT.search(query.sql) else query.format,
-                )
+            body = self._client.raw_query(
+                query.sql,
+                parameters=dict(query.parameters) or None,
+                settings={**self._limits.settings(query.settings), "readonly": "1", "database": database},
+                fmt=None if _NAMES_FORMAT.search(query.sql) else query.format,
             )
         except self._error as error:
             raise _query_error(error) from error
+        return self._limits.check_size(bytes(body))
 
     def cancel(self) -> None:
         """See QueryRunner: the server ends what nobody waits for by its own limits."""

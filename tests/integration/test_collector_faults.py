@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -337,6 +337,52 @@ def test_connections_opened_and_dropped_leave_nothing_behind(tmp_path: Path) -> 
         process.wait_for("moetrace_collector_joined_total", 8)
         assert_law(process)
         assert process.terminate() == 0
+
+
+def num_sockets(process: CollectorProcess) -> int:
+    """Sockets that the collector has open; the engine's threads open other files."""
+    names = []
+    for entry in Path(f"/proc/{process.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            names.append(os.readlink(entry))
+    return sum(name.startswith("socket:") for name in names)
+
+
+def test_readers_that_leave_in_the_middle_leave_nothing_behind(tmp_path: Path) -> None:
+    """Forty of them, before, in and after their answer: no thread, no descriptor and no line of log stays."""
+    ask = (
+        b"GET /?query=SELECT+number,toString(number)+FROM+numbers(200000) HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    )
+    with collector(tmp_path) as process:
+        assert process.get("/?query=SELECT+1").body == b"1\n"
+        threads = Path(f"/proc/{process.process.pid}/task")
+        before = num_sockets(process), len(list(threads.iterdir()))
+        for number in range(40):
+            with socket.create_connection(address(process), timeout=30) as connection:
+                connection.sendall(ask)
+                if number % 2:
+                    connection.recv(1_000)
+        deadline = time.monotonic() + 60
+        while num_sockets(process) > before[0] + 1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert num_sockets(process) <= before[0] + 1
+        assert len(list(threads.iterdir())) <= before[1] + 20
+        assert process.get("/?query=SELECT+1").body == b"1\n"
+        assert process.terminate() == 0
+        assert len(process.said().splitlines()) == 1
+
+
+def test_a_result_is_bounded_by_what_is_written(tmp_path: Path) -> None:
+    """The engine counts a column of one value once; a result that it makes larger than allowed is refused."""
+    config = tmp_path / "collector.toml"
+    config.write_text("query_max_result_bytes = 1000000\n", encoding="utf-8")
+    with collector(tmp_path / "run", "--config", str(config)) as process:
+        small = process.get("/?query=SELECT+repeat('x',1000)+FROM+numbers(900)")
+        assert (small.status, len(small.body)) == (200, 900 * 1_001)
+        large = process.get("/?query=SELECT+repeat('x',1000)+FROM+numbers(1000)")
+        assert large.status == 413
+        assert large.body.decode().count("\n") == 1
+        assert "1001000 bytes, at most 1000000" in large.body.decode()
 
 
 def test_a_grpc_message_beyond_grpcs_own_limit_is_counted(tmp_path: Path) -> None:

@@ -61,6 +61,8 @@ class ResultResponse(Response):
         while len(left) > PIECE_BYTES:
             await send({"type": "http.response.body", "body": bytes(left[:PIECE_BYTES]), "more_body": True})
             left = left[PIECE_BYTES:]
+            # A client that has gone is noticed in between.
+            await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": bytes(left)})
 
 
