@@ -94,6 +94,7 @@ def decode(
     Args:
         request: as parsed from protobuf or JSON.
         max_world_size: largest world size taken; bounds what one forged span can make the joiner list.
+        shapes: what earlier requests had in common; None looks at everything anew.
     """
     rank_steps: list[RankStep] = []
     rejected: list[Rejection] = []

@@ -19,6 +19,7 @@ import secrets
 import threading
 import time
 from contextlib import ExitStack
+from typing import Any
 
 from moetrace_collectors import owner
 from moetrace_collectors.access.scopes import RouteScopes
@@ -68,6 +69,8 @@ from moetrace_collectors.worker import Clocks, Worker
 NS_PER_S = 1e9
 NS_PER_MS = 1_000_000
 GRPC_GRACE_S = 5.0
+EMBEDDED_WRITERS = 2
+"""Most of an insert is sorting and compressing by one thread of the engine."""
 
 logger = logging.getLogger(__name__)
 
@@ -168,16 +171,19 @@ class Pipeline:
         )
         undo.callback(dead_letter.close)
         self._roll_ups = _roll_ups(config, metrics, undo)
-        clickhouse = ClickHouseSink(
-            client,
-            database=config.database,
-            batch_bytes=config.batch_bytes,
-            on_stored=metrics.rows_stored,
-            on_lost=self._rows_lost,
-            # Rows that waited long for the store are stamped before the time that is looked back.
-            on_written=self._roll_ups.touch if self._roll_ups is not None else None,
-            insert_arrow=_embedded_insert(config, undo),
-        )
+        writers = [
+            ClickHouseSink(
+                writer_client,
+                database=config.database,
+                batch_bytes=config.batch_bytes,
+                on_stored=metrics.rows_stored,
+                on_lost=self._rows_lost,
+                # Rows that waited long for the store are stamped before the time that is looked back.
+                on_written=self._roll_ups.touch if self._roll_ups is not None else None,
+                insert_arrow=_embedded_insert(config, undo),
+            )
+            for writer_client in (client, *_more_writer_clients(config, undo))
+        ]
         # Of its own: calls on one client wait for each other, and a batch of rows takes long.
         ledger_client = open_client(config.store)
         undo.callback(ledger_client.close)
@@ -207,14 +213,14 @@ class Pipeline:
             sinks=(PrometheusSink(book, series_budget=config.series_budget), ledger),
             background_sinks=(
                 BackgroundSink(
-                    clickhouse,
+                    writers,
                     batch_bytes=config.batch_bytes,
                     batch_interval_ns=int(config.batch_interval_s * NS_PER_S),
                     clock_ns=clocks.monotonic_ns,
                 ),
             ),
             placements=ledger.take_placement,
-            epochs=Epochs(ledger.mapping),
+            epochs=Epochs(ledger.mapping, clock_ns=clocks.monotonic_ns),
             dead_letter=dead_letter,
             metrics=metrics,
             clocks=clocks,
@@ -370,6 +376,15 @@ def _warn_of_conflict(report: PlacementReport) -> None:
         report.run_id,
         report.version,
     )
+
+
+def _more_writer_clients(config: CollectorConfig, undo: ExitStack) -> list[Any]:
+    # A server has its own threads, and one writer keeps it busy.
+    number = 0 if config.store.embedded_path is None else EMBEDDED_WRITERS - 1
+    clients = [open_client(config.store) for _ in range(number)]
+    for client in clients:
+        undo.callback(client.close)
+    return clients
 
 
 def _embedded_insert(config: CollectorConfig, undo: ExitStack) -> EmbeddedInsert | None:

@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections: bounds on their number, on the time for a request's head, and on what is no body.
+"""HTTP/1.1 connections: bounds on their number, on a head's time, and on what surrounds a body.
 
 ::
 

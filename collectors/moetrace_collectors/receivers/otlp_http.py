@@ -93,13 +93,13 @@ class OtlpHttpReceiver:
     async def _export(self, headers: dict[bytes, bytes], receive: Receive) -> Response | None:
         content_type = headers.get(b"content-type", b"").decode("latin-1")
         encoding = headers.get(b"content-encoding", b"").decode("latin-1").strip().lower()
-        body = bytearray()
+        parts: list[bytes] = []
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
-                await self._read(headers, receive, body)
+                await self._read(headers, receive, parts)
             async with self._places:
                 return await asyncio.get_running_loop().run_in_executor(
-                    self._threads, self._take, bytes(body), content_type, encoding
+                    self._threads, self._take, b"".join(parts), content_type, encoding
                 )
         except BodyError as error:
             self._handler.refuse(error.reason, str(error), b"")
@@ -114,12 +114,13 @@ class OtlpHttpReceiver:
             # Nothing was acknowledged, so the sender still has it.
             return None
         finally:
-            self._held_bytes -= len(body)
+            self._held_bytes -= sum(map(len, parts))
 
-    async def _read(self, headers: dict[bytes, bytes], receive: Receive, body: bytearray) -> None:
+    async def _read(self, headers: dict[bytes, bytes], receive: Receive, parts: list[bytes]) -> None:
         declared = headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > self._max_body_bytes:
             raise too_large(self._max_body_bytes, "as sent")
+        size = 0
         has_more = True
         while has_more:
             message = await receive()
@@ -127,11 +128,12 @@ class OtlpHttpReceiver:
                 raise _DisconnectedError
             part = message.get("body", b"")
             has_more = message.get("more_body", False)
-            if len(body) + len(part) > self._max_body_bytes:
+            size += len(part)
+            if size > self._max_body_bytes:
                 raise too_large(self._max_body_bytes, "as sent")
             if self._held_bytes + len(part) > self._max_held_bytes:
                 raise OverloadedError("too many large requests at once", retry_after_s=RETRY_AFTER_S)
-            body += part
+            parts.append(part)
             self._held_bytes += len(part)
 
     def _take(self, body: bytes, content_type: str, encoding: str) -> Response:

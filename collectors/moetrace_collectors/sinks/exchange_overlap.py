@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 
 from moetrace_collectors.model import IntArray, PhaseColumns, RankStep
-from moetrace_collectors.verdict.overlap import exposed_durations
+from moetrace_collectors.verdict.overlap import exposed_durations_of
 from moetrace_schemas.columns import RowFlag
 from moetrace_schemas.enums import PHASE_CODE, Phase
 
@@ -24,7 +24,7 @@ def exchange_time_ns(rank_steps: tuple[RankStep, ...]) -> dict[tuple[str, str], 
     for step in rank_steps:
         alike[id(step.phases.flags), id(step.phases.phase)].append(step.phases)
     for several in alike.values():
-        exposed = np.stack([exposed_durations(rows) for rows in several])
+        exposed = exposed_durations_of(several)
         durations = np.stack([rows.duration_ns for rows in several])
         barrier = (several[0].flags & int(RowFlag.BARRIER)) != 0
         for phase in _EXCHANGES:

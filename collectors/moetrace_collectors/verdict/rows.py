@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moetrace_collectors.model import IntArray, PhaseColumns, RankStep
-from moetrace_collectors.verdict.overlap import exposed_durations
+from moetrace_collectors.verdict.overlap import exposed_durations, exposed_durations_of
 from moetrace_collectors.verdict.sequence import (
     EXCHANGE_CODES,
     GEMM_CODE,
@@ -147,7 +147,7 @@ def _sum_uniform_rows(ranks: IntArray, columns: Sequence[PhaseColumns]) -> Class
     one = _sum_rows(ranks[:1], flat)
     num_segments = len(one.keys) + 1
     is_exchange, local = flat.is_exchange, ~flat.is_exchange
-    durations = np.stack([exposed_durations(rows) for rows in columns])
+    durations = exposed_durations_of(columns)
     cell = flat.segment[local] * NUM_PHASES + flat.columns["phase"][local]
     work = _sum_by_cell(durations[:, local], cell, num_segments * NUM_PHASES)
 
