@@ -121,12 +121,20 @@ class Collector:
             sink.flush()
 
 
+class AtTheEnd(ClickHouseSink):
+    """Writes in the worker's own thread, when that ends."""
+
+    def is_due(self, now_ns: int) -> bool:
+        """Never."""
+        return False
+
+
 def collector(
     client: Any, database: str, joiner: Joiner | StatelessJoiner, clock: Callable[[], int]
 ) -> Collector:
     """Wire one to a database."""
     book = SeriesBook()
-    clickhouse = ClickHouseSink(
+    clickhouse = AtTheEnd(
         client,
         database=database,
         batch_bytes=1 << 40,
