@@ -12,11 +12,15 @@ captured: there they are on the device, where the engine keeps them for replays 
 
 from __future__ import annotations
 
+import functools
+import logging
 import sys
 from dataclasses import dataclass
 from typing import Any
 
 from moetrace.adapters.base import RouteCounter
+
+logger = logging.getLogger("moetrace")
 
 ATTENTION = "sglang.srt.layers.dp_attention"
 CONTEXT = "sglang.srt.runtime_context"
@@ -84,7 +88,7 @@ def own_share(rows: int, *, capturing: bool) -> Share | None:
     attention: Any = sys.modules[ATTENTION]
     sizes, batch = attention.get_dp_global_num_tokens(), _batch()
     if batch is None or sizes is None or sum(sizes) != rows:
-        # No forward of the engine's.
+        _say_unknown()
         return None
     slot, parallel = attention.dp_slot_in(sizes), _parallel()
     first, size = sum(sizes[:slot]), int(sizes[slot])
@@ -101,6 +105,14 @@ def own_share(rows: int, *, capturing: bool) -> Share | None:
     elif parallel.attn_tp_rank:
         return None
     return Share(first=first, rows=size, tokens=batch.num_token_non_padded)
+
+
+@functools.cache
+def _say_unknown() -> None:
+    logger.warning(
+        "moetrace: SGLang routes tokens of several ranks in a call that is none of its forwards: "
+        "it does not say whose they are, so that they are not counted there"
+    )
 
 
 def _batch() -> Any | None:

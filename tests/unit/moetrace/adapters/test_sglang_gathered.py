@@ -216,14 +216,16 @@ def test_replicas_of_own_tokens_count_as_physical_and_as_logical(monkeypatch: py
 
 @pytest.mark.parametrize("case", ["no forward of the engine", "rows of another forward"])
 def test_rows_of_which_the_engine_says_nothing_are_not_counted(
-    monkeypatch: pytest.MonkeyPatch, case: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, case: str
 ) -> None:
-    """A call from outside its forward, or with other rows than it gathered: missing, and no error."""
+    """A call from outside its forward, or with other rows than it gathered: missing, which is said once."""
+    sglang_gathered._say_unknown.cache_clear()
     outside = case.startswith("no")
     traced, _ = SUM.run(
         monkeypatch, 0, None if outside else ForwardBatch(3), rows=None if outside else torch.randn(9, HIDDEN)
     )
     assert not any(record.experts for record in traced.records)
+    assert caplog.text.count("does not say whose they are") == 1
 
 
 def test_a_version_or_layout_that_does_not_tell_ranks_apart_is_not_counted(
