@@ -153,7 +153,7 @@ def main() -> None:
             run(tokens)
 
     def wait_for_drain() -> None:
-        while tracer._pool is not None and len(tracer._pool._free) < full.buffers:
+        while tracer._buffers.pool is not None and len(tracer._buffers.pool._free) < full.buffers:
             time.sleep(0.001)
 
     step()

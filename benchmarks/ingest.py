@@ -2,8 +2,9 @@
 
 Phase rows per second from the first byte sent to the last row stored, beside the raw insert rate of the very
 same rows, columns ready, into a fresh store of the same engine, in the same run: through the client, and from
-memory as the collector does it with its embedded store. The sender runs on the same machine and costs its
-share. Latency is the collector's own histogram, so quantiles are upper bounds of buckets.
+memory as the collector does it with its embedded store, two batches at once. The sender runs on the same
+machine and costs its share. Latency is the collector's own histogram, so quantiles are upper bounds of
+buckets.
 
     python benchmarks/ingest.py [--steps 200] [--ranks 64] [--latency-steps 20] [--write]
     python benchmarks/ingest.py --quick     # a few rows through every path; the figures mean nothing
@@ -15,8 +16,10 @@ import argparse
 import os
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 import clickhouse_connect
 from collector_under_load import LAYERS, body, collector, numbered, plain_span_body, post_all, rank_steps
@@ -24,13 +27,14 @@ from results import write_section
 
 from moetrace_collectors.migrate import migrate
 from moetrace_collectors.model import RankStep
+from moetrace_collectors.pipeline import EMBEDDED_WRITERS
 from moetrace_collectors.sinks.clickhouse import INSERT_SETTINGS
-from moetrace_collectors.sinks.clickhouse_rows import TableColumns, rank_step_rows
+from moetrace_collectors.sinks.clickhouse_rows import TableColumns, TableRows, rank_step_rows
 from moetrace_collectors.sinks.embedded_insert import EMBEDDED_SETTINGS, EmbeddedInsert
 
 RANKS_PER_REQUEST = 8
 """As much as an OpenTelemetry Collector in front puts together; a rank alone sends up to 32 steps."""
-BATCH_STEPS = 8
+BATCH_STEPS = 20
 """Steps per raw insert: about what the collector's own batches hold."""
 LATENCY_RANKS = 256
 QUICK_RANKS = 4
@@ -124,16 +128,16 @@ def raw_insert(directory: Path, steps: tuple[RankStep, ...], num_steps: int, *, 
     path = directory.resolve() / "store"
     client = clickhouse_connect.get_client(dsn=f"chdb://{path}")
     migrate(client, database="moetrace")
-    embedded = EmbeddedInsert(path, database="moetrace", settings=EMBEDDED_SETTINGS)
-    took = 0.0
-    for first in range(0, num_steps, BATCH_STEPS):
-        numbers = range(first, min(first + BATCH_STEPS, num_steps))
-        rank_steps = [one for step in numbers for one in numbered(steps, step)]
-        tables = [t for t in rank_step_rows(rank_steps, late=False, received_unix_ms=0) if len(t)]
-        start = time.perf_counter()
+    num_writers = EMBEDDED_WRITERS if from_memory else 1
+    lanes: SimpleQueue[EmbeddedInsert] = SimpleQueue()
+    for _ in range(num_writers):
+        lanes.put(EmbeddedInsert(path, database="moetrace", settings=EMBEDDED_SETTINGS))
+
+    def insert(tables: list[TableColumns | TableRows]) -> None:
+        lane = lanes.get()
         for table in tables:
             if isinstance(table, TableColumns) and from_memory:
-                embedded(table.table, table.arrow)
+                lane(table.table, table.arrow)
             elif isinstance(table, TableColumns):
                 client.insert_arrow(table.table, table.arrow, database="moetrace", settings=INSERT_SETTINGS)
             else:
@@ -141,8 +145,21 @@ def raw_insert(directory: Path, steps: tuple[RankStep, ...], num_steps: int, *, 
                     table.table, list(table.columns), column_names=list(table.names), database="moetrace",
                     column_oriented=True, settings=INSERT_SETTINGS,
                 )  # fmt: skip
-        took += time.perf_counter() - start
-    embedded.close()
+        lanes.put(lane)
+
+    batches = []
+    for first in range(0, num_steps, BATCH_STEPS):
+        numbers = range(first, min(first + BATCH_STEPS, num_steps))
+        rank_steps = [one for step in numbers for one in numbered(steps, step)]
+        tables = rank_step_rows(rank_steps, late=False, received_unix_ms=0)
+        batches.append([table for table in tables if len(table)])
+    with ThreadPoolExecutor(num_writers) as writers:
+        # Without a break, so that merges of what is stored cost their share, as they do the collector.
+        start = time.perf_counter()
+        list(writers.map(insert, batches))
+        took = time.perf_counter() - start
+    while not lanes.empty():
+        lanes.get().close()
     client.close()
     return took
 

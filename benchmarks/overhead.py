@@ -122,7 +122,7 @@ def main() -> None:
         figures["moetrace sampled out"] = sampled_out(options.calls)
         tracer.config = full
         figures["moetrace on"] = on(options.calls)
-        while tracer._pool is not None and len(tracer._pool._free) < full.buffers:
+        while tracer._buffers.pool is not None and len(tracer._buffers.pool._free) < full.buffers:
             time.sleep(0.001)  # let the drain thread finish before the next row is timed
         figures["module-hook pair"] = time_calls(hooked, options.calls)
         figures["record_function, profiler off"] = time_calls(under_profiler, options.calls)

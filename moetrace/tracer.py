@@ -1,7 +1,8 @@
 """The tracer: opens and closes steps, hands buffers over, owns the drain thread and the emitters.
 
 One per process. What runs on the model's thread is here and in `moetrace.instrument`; all else is
-elsewhere.
+elsewhere: wrapping in `instrument.install`, buffers and counters in `instrument.step_buffers`, what fired
+and what did not in `instrument.silent_sites`, placements in `record.placement`.
 """
 
 from __future__ import annotations
@@ -15,41 +16,36 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from moetrace.config import Config
 from moetrace.context import RankContext
 from moetrace.emit.drain import Drain
-from moetrace.errors import ConfigError
 from moetrace.guard import Guard
-from moetrace.instrument.cost import interval_cost_ns
 from moetrace.instrument.coverage import CoverageReport
 from moetrace.instrument.hand_written import check_parts, wrap_parts
 from moetrace.instrument.install import Installer
-from moetrace.instrument.patches import Patches
 from moetrace.instrument.phases import PhaseScope, phase_site
 from moetrace.instrument.recorders import key_of
-from moetrace.instrument.silent_sites import CoverageWatch, PlacedSite
+from moetrace.instrument.silent_sites import CoverageWatch
+from moetrace.instrument.step_buffers import StepBuffers
 from moetrace.instrument.step_kind import StepKind, is_due
 from moetrace.instrument.steps import StepScope
-from moetrace.instrument.wrap import TorchState, graphs_compiled
-from moetrace.record.buffer import BufferPool, StepBuffer
-from moetrace.record.placement import PlacementRecord, make_map, make_terms
+from moetrace.instrument.torch_state import TorchState, graphs_compiled, learn_torch
+from moetrace.record.buffer import StepBuffer
+from moetrace.record.placement import make_placement
 from moetrace.record.sites import SiteTable
 from moetrace.record.types import StepRecord
 from moetrace.self_metrics import SelfMetrics
-from moetrace.timing.choice import clock_for
-from moetrace.timing.clock import Clock, HostClock
 from moetrace_schemas.enums import DropReason, ForwardMode, Phase
 from moetrace_schemas.identity import is_sampled
-from moetrace_schemas.placement import PlacementError, check_version
 
 if TYPE_CHECKING:
     from moetrace.emit.base import Emitter
-    from moetrace.instrument.coactivation import CoactivationSampler
     from moetrace.instrument.cupti_source import KernelTrace
     from moetrace.instrument.routing import StepCounter
     from moetrace.record.count_sites import CountSite
+    from moetrace.timing.clock import Clock
 
 logger = logging.getLogger("moetrace")
 _HIGHEST_STEP = 2**63 - 1
@@ -84,25 +80,20 @@ class Tracer:
         self.open_scopes = 0
         self.closed = False
         """Whether nothing is recorded any more."""
-        self._clock = clock
-        self._pool: BufferPool | None = None
-        self._counters: list[StepCounter] = []
-        self._coactivation: CoactivationSampler | None = None
+        self._buffers = StepBuffers(self, clock)
         self._model_name = config.model_name
         self._next_step = 0
         self._steps_begun = 0
+        self._has_torch = "torch" in sys.modules
         self._scope: object | None = None
         self._placement_version = 0
         self._phase_sites: dict[tuple[str, int | None], tuple[int, TorchState, int]] = {}
         self._graph_key = key_of(self)
-        self._graph_patches = Patches()
         self._installer = Installer(self)
-        self._expected_sites: frozenset[int] = frozenset()
-        self._placed_sites: dict[int, PlacedSite] = {}
         self._coverage = CoverageWatch()
         self.drain = Drain(self, emitters, self._look_at)
         if config.enabled and (clock is not None or config.clock != "auto"):
-            self._ensure_pool(None)
+            self._buffers.ready(None)
         _alive.add(self)
 
     # --- instrumenting ---------------------------------------------------------------------
@@ -137,43 +128,25 @@ class Tracer:
         """
         check_parts(callables, layer, num_experts)
         result = wrap_parts(self._installer, callables, layer, num_experts)
-        if "torch" in sys.modules and self._pool is not None:
-            self._watch_backward()
+        if "torch" in sys.modules and self._buffers.pool is not None:
+            self._buffers.watch_backward(self.device)
         self._expect_sites()
         return result
 
     def coverage(self) -> CoverageReport:
         """What is instrumented now, and which call sites have not fired in recorded steps so far, and why."""
-        reports = [entry.report for entry in self._installer.installed]
-        silent = [site for site in self._coverage.silent if site.name in self._expected_names()]
-        return CoverageReport(
-            layers=tuple(layer for report in reports for layer in report.layers),
-            skipped=tuple(dict.fromkeys(skip for report in reports for skip in report.skipped)),
-            recorded_steps=self._coverage.steps,
-            expected_sites=len(self._expected_sites),
-            silent=tuple(silent),
-            graph_layers=self._graph_layers(),
+        return self._coverage.report(
+            [entry.report for entry in self._installer.installed], self.sites.sites, self.config.graph_layers
         )
-
-    def _graph_layers(self) -> tuple[int, ...]:
-        if self.config.graph_layers == 1:
-            return ()
-        from moetrace.instrument.graphs import told_apart
-
-        return told_apart(self.sites.sites, self.config.graph_layers)
-
-    def _expected_names(self) -> set[str]:
-        return {self.sites.sites[number].name for number in self._expected_sites}
 
     def _expect_sites(self) -> None:
         # A step that is open began with the set of before: what is wrapped inside it is not missing there.
-        self._placed_sites = self._installer.placed_sites()
-        self._expected_sites = self._installer.expected_sites()
-        self.metrics.expected_sites = len(self._expected_sites)
+        self._coverage.expect(self._installer.expected_sites(), self._installer.placed_sites())
+        self.metrics.expected_sites = len(self._coverage.expected)
 
     def _look_at(self, record: StepRecord) -> None:
         """Called by the drain thread with each record."""
-        self._coverage.note(record, self.sites.sites, self._placed_sites)
+        self._coverage.note(record, self.sites.sites)
         for row in record.violations:
             self.metrics.violations[row.violation] += row.count
 
@@ -183,26 +156,9 @@ class Tracer:
 
     def set_count_sites(self, sites: list[CountSite], device: Any) -> None:
         """Layers to count from the next step on, and where routers run; allocates a counter per buffer."""
-        from moetrace.instrument.routing import StepCounter
-
         self.count_sites = sites
         self.device = device
-        self._watch_backward()
-        # Buffers that wait for the drain thread keep the counter they were filled with.
-        self._counters = [StepCounter(sites, device) for _ in self._ensure_pool(device).all_buffers]
-        if self.config.coactivation_steps:
-            from moetrace.instrument.coactivation import CoactivationSampler
-
-            self._coactivation = CoactivationSampler(sites, device, layers=self.config.coactivation_layers)
-
-    def _watch_backward(self) -> None:
-        """Let buffers record backward; from the next step on, where it was not so before."""
-        from moetrace.instrument.backward import BackwardMarks
-
-        if not self.config.backward:
-            return
-        for buffer in self._ensure_pool(self.device).all_buffers:
-            buffer.backward = buffer.backward or BackwardMarks(buffer, self)
+        self._buffers.count(sites, device)
 
     def new_counter(self) -> StepCounter | None:
         """A further counter of all sites, for a captured graph; None where nothing is counted."""
@@ -213,34 +169,12 @@ class Tracer:
     def forget_count_sites(self) -> None:
         """Nothing is counted any more."""
         self.count_sites = []
-        self._counters = []
-        self._coactivation = None
-
-    def _ensure_pool(self, device: Any) -> BufferPool:
-        if self._pool is None:
-            if self._clock is None:
-                self._clock = clock_for(self.config.clock, getattr(device, "type", "cpu"))
-                self.guard.run("cost", self._calibrate, self._clock)
-            self._pool = BufferPool(self._clock, self.config.buffers, self.config.max_intervals)
-            self._hook_graphs()
-            self.drain.start(self._pool)
-        return self._pool
-
-    def _calibrate(self, clock: Clock) -> None:
-        self.metrics.interval_cost_ns = interval_cost_ns(clock)
-
-    def _hook_graphs(self) -> None:
-        device = getattr(self._clock, "device", None)
-        if device is None or device.graph_class is None:
-            return
-        from moetrace.instrument.graphs import GraphMarks
-
-        GraphMarks(self, device, cast(Any, self._clock).gate).hook(self._graph_patches, device.graph_class)
+        self._buffers.count_nothing()
 
     @property
     def clock_name(self) -> str:
         """What times the phases: host, cuda or device."""
-        return self._clock.name if self._clock is not None else HostClock.name
+        return self._buffers.clock_name
 
     @property
     def model_name(self) -> str:
@@ -293,6 +227,8 @@ class Tracer:
         if self.capture is not None:
             # A forward that is captured does not run: it is no step.
             return
+        if not self._has_torch and "torch" in sys.modules:
+            self.guard.run("torch", self._learn_torch)
         begun = self._steps_begun
         self._steps_begun = begun + 1
         self._scope = scope
@@ -308,7 +244,7 @@ class Tracer:
             self.metrics.steps_not_sampled += 1
             return
         self.metrics.steps_sampled += 1
-        buffer = self._ensure_pool(self.device).acquire()
+        buffer = self._buffers.ready(self.device).acquire()
         if buffer is None:
             self.metrics.drop(DropReason.BUFFER_POOL_EMPTY)
             return
@@ -325,17 +261,15 @@ class Tracer:
                 warmup=self.kind.is_warmup(warmup, begun),
                 placement_version=self._placement_version,
                 start_unix_ns=time.time_ns(),
-                expected_sites=self._expected_sites,
+                expected_sites=self._coverage.expected,
             )
-            buffer.counter = self._counters[buffer.number] if self._counters else None
-            if buffer.counter is not None:
-                recorded = self.metrics.steps_sampled - 1
-                sampled = is_due(self.config.coactivation_steps, recorded) and not dummy
-                buffer.counter.begin(
-                    checking=is_due(self.config.check_steps, recorded),
-                    dummy=dummy,
-                    coactivation=self._coactivation.take() if sampled and self._coactivation else None,
-                )
+            recorded = self.metrics.steps_sampled - 1
+            self._buffers.begin_counts(
+                buffer,
+                checking=is_due(self.config.check_steps, recorded),
+                coactivation=is_due(self.config.coactivation_steps, recorded) and not dummy,
+                dummy=dummy,
+            )
             buffer.compiled_graphs = graphs_compiled()
             buffer.start_mark = buffer.mark()
         except Exception:
@@ -343,13 +277,22 @@ class Tracer:
             raise
         self.buffer = buffer
 
+    def _learn_torch(self) -> None:
+        """Torch was imported after this tracer was made: what wrapping does with torch is done now."""
+        learn_torch()
+        self._has_torch = True
+        if self._installer.has_hand_written and not self.closed:
+            self._installer.functions.hook_collectives()
+            self._buffers.watch_backward(self.device)
+
     def end_step(self, scope: object) -> None:
         """Close the step that `scope` opened and hand it to the drain thread, if it is still the open one."""
         if scope is not self._scope:
             return
         self._scope = None
         buffer, self.buffer = self.buffer, None
-        if buffer is None or self._pool is None:
+        pool = self._buffers.pool
+        if buffer is None or pool is None:
             return
         try:
             buffer.end_mark = buffer.mark()
@@ -360,7 +303,7 @@ class Tracer:
         except Exception:
             self._release(buffer, DropReason.INTERNAL_ERROR)
             raise
-        self._pool.hand_over(buffer)
+        pool.hand_over(buffer)
 
     def _drop_open(self, reason: DropReason) -> None:
         buffer, self.buffer = self.buffer, None
@@ -369,8 +312,8 @@ class Tracer:
 
     def _release(self, buffer: StepBuffer, reason: DropReason) -> None:
         self.metrics.drop(reason)
-        if self._pool is not None:
-            self._pool.release(buffer)
+        if self._buffers.pool is not None:
+            self._buffers.pool.release(buffer)
 
     def record_failed(self, error: BaseException) -> None:
         """Count a fault of a clock or buffer; after too many, no step is recorded any more."""
@@ -386,10 +329,11 @@ class Tracer:
             ConfigError: no such phase, or a layer out of range (before the block runs).
         """
         known = self._phase_sites.get((phase, layer))
-        if known is None or not known[1].has_torch:
-            number = self.sites.add(phase_site(phase, layer)) if known is None else known[0]
-            known = number, TorchState(), self._graph_key
+        if known is None:
+            known = self.sites.add(phase_site(phase, layer)), TorchState(), self._graph_key
             self._phase_sites[(phase, layer)] = known
+        elif not known[1].has_torch and "torch" in sys.modules:
+            self.guard.run("torch", self._learn_torch)
         return PhaseScope(self, *known)
 
     def kernels(self) -> KernelTrace:
@@ -433,30 +377,20 @@ class Tracer:
         Raises:
             ConfigError: a version, map or term that cannot be; nothing is changed then.
         """
-        try:
-            check_version("version", version)
-        except PlacementError as error:
-            raise ConfigError(str(error)) from None
-        if physical_to_logical is None:
-            if terms or layers is not None or num_experts is not None or ranks is not None:
-                raise ConfigError("placement: terms without a map; pass physical_to_logical")
-            self._placement_version = version
-            return
-        record = PlacementRecord(
-            version=version,
+        record = make_placement(
+            version,
+            physical_to_logical,
             step=self._next_step,
-            map=make_map(
-                physical_to_logical,
-                layers=layers,
-                num_experts=num_experts,
-                ranks=self.context.ep_size if ranks is None else ranks,
-                known_layers=sorted({site.layer for site in self.count_sites}),
-            ),
-            terms=make_terms(terms),
-            start_unix_ns=time.time_ns(),
+            layers=layers,
+            num_experts=num_experts,
+            ranks=ranks,
+            terms=terms,
+            known_ranks=self.context.ep_size,
+            known_layers=sorted({site.layer for site in self.count_sites}),
         )
         self._placement_version = version
-        if self.context.ep_rank == 0 and not self.closed and self.config.sample_period > 0:
+        first = self.context.ep_rank == 0
+        if record is not None and first and not self.closed and self.config.sample_period > 0:
             self.drain.placements.append(record)
 
     # --- ending ------------------------------------------------------------------------------
@@ -477,7 +411,7 @@ class Tracer:
         self.uninstrument()
         delivered = self.drain.stop(self.config.shutdown_timeout_s if timeout_s is None else timeout_s)
         # Last: while the drain thread asks for events, captures must keep it out.
-        self._graph_patches.restore()
+        self._buffers.graph_patches.restore()
         if lost := self.metrics.losses():
             logger.warning("moetrace: %s", lost)
         return delivered and not aborted and not lost

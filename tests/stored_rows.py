@@ -201,7 +201,6 @@ def main(way: str, path: str) -> None:
     from clickhouse_connect.driver.exceptions import DatabaseError
 
     from moetrace_collectors.migrate import migrate
-    from moetrace_collectors.sinks import embedded_insert
     from moetrace_collectors.sinks.clickhouse import ClickHouseSink
     from moetrace_collectors.sinks.embedded_insert import EMBEDDED_SETTINGS, EmbeddedInsert
     from moetrace_collectors.store import embedded_dsn, open_client, parse_store
@@ -209,7 +208,6 @@ def main(way: str, path: str) -> None:
     client = open_client(parse_store(embedded_dsn(Path(path))))
     migrate(client, database="moetrace")
     lost: list[str] = []
-    embedded_insert.SPLIT_ROWS = 40
     embedded = EmbeddedInsert(Path(path), database="moetrace", settings=EMBEDDED_SETTINGS)
     sink = ClickHouseSink(
         client,

@@ -230,5 +230,5 @@ def _wait(tracer: Any) -> None:
     import time
 
     give_up = time.monotonic() + 10
-    while len(tracer._pool._free) < tracer.config.buffers and time.monotonic() < give_up:
+    while len(tracer._buffers.pool._free) < tracer.config.buffers and time.monotonic() < give_up:
         time.sleep(0.001)

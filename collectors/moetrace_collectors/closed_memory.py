@@ -19,7 +19,9 @@ Slot = tuple[int, int]
 """(rank, microbatch)"""
 
 MAX_RUNS = 1_024
-FORMAT = 1
+FORMAT = 2
+READABLE_FORMATS = (1, FORMAT)
+"""Format 1 does not say when a step's first rank step started."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +33,8 @@ class ClosedStep:
     microbatches: set[int]
     max_start_unix_ns: int
     """Latest start over its rank steps, by their own clocks: a resend never starts later."""
+    min_start_unix_ns: int = 0
+    """Earliest start: nor does a resend start earlier. 0 where it is not known."""
     seen: set[Slot] = field(default_factory=set)
     """Slots that arrived, where the step did not close complete, and all that arrived since.
 
@@ -76,10 +80,13 @@ class ClosedMemory:
             forgetful.forgotten_step = max(forgetful.forgotten_step, number)
             self._changed_runs[run_id] = None
 
-    def take_late(self, key: StepKey, slot: Slot) -> None:
+    def take_late(self, key: StepKey, slot: Slot, start_unix_ns: int) -> None:
         """A slot of a remembered step has arrived late."""
         step = self._steps[key]
         step.seen.add(slot)
+        # What is known of this slot is this start: it may come once more.
+        step.max_start_unix_ns = max(step.max_start_unix_ns, start_unix_ns)
+        step.min_start_unix_ns = min(step.min_start_unix_ns, start_unix_ns)
         self.expect_microbatches(key[0], len(step.microbatches | {microbatch for _, microbatch in step.seen}))
         self._touch(key)
 
@@ -130,20 +137,23 @@ class ClosedMemory:
         """
         try:
             document = json.loads(payload)
-            if document["format"] != FORMAT:
-                raise ValueError(f"closed steps in format {document['format']!r}, {FORMAT} is known")
+            if document["format"] not in READABLE_FORMATS:
+                raise ValueError(
+                    f"closed steps in format {document['format']!r}, {FORMAT} is the newest known"
+                )
             for run_id, (forgotten, last_start, microbatches) in document["runs"].items():
                 run = self._run(run_id)
                 run.forgotten_step = max(run.forgotten_step, int(forgotten))
                 run.last_start_unix_ns = max(run.last_start_unix_ns, int(last_start))
                 run.num_microbatches = int(microbatches)
-            for run_id, number, world, microbatches, seen, max_start in document["steps"]:
+            for run_id, number, world, microbatches, seen, max_start, *min_start in document["steps"]:
                 self.close(
                     (run_id, int(number)),
                     ClosedStep(
                         full_world_size=int(world),
                         microbatches=set(map(int, microbatches)),
                         max_start_unix_ns=int(max_start),
+                        min_start_unix_ns=int(min_start[0]) if min_start else 0,
                         seen=_slots(seen),
                     ),
                 )
@@ -175,9 +185,8 @@ class ClosedMemory:
             step = self._steps.get(key)
             if step is not None:
                 microbatches = sorted(step.microbatches)
-                steps.append(
-                    [*key, step.full_world_size, microbatches, _ranges(step.seen), step.max_start_unix_ns]
-                )
+                starts = (step.max_start_unix_ns, step.min_start_unix_ns)
+                steps.append([*key, step.full_world_size, microbatches, _ranges(step.seen), *starts])
         runs = {
             run_id: [run.forgotten_step, run.last_start_unix_ns, run.num_microbatches]
             for run_id in run_ids

@@ -28,6 +28,7 @@ from moetrace_collectors.decode_placement import PlacementRejectedError, decode_
 from moetrace_collectors.decode_spans import children_by_parent, pack_children
 from moetrace_collectors.events import MAX_PAYLOAD_BYTES, Rejection
 from moetrace_collectors.model import PlacementReport, RankStep
+from moetrace_collectors.phase_shapes import PhaseShapes
 from moetrace_schemas import SCHEMA_VERSION, attributes, identity, spans
 from moetrace_schemas.columns import ColumnsError
 from moetrace_schemas.enums import ForwardMode, RejectReason
@@ -85,12 +86,15 @@ class _RejectedError(Exception):
         self.reason = reason
 
 
-def decode(request: ExportTraceServiceRequest, *, max_world_size: int) -> Decoded:
+def decode(
+    request: ExportTraceServiceRequest, *, max_world_size: int, shapes: PhaseShapes | None = None
+) -> Decoded:
     """Decode one request; a bad span never costs its neighbours.
 
     Args:
         request: as parsed from protobuf or JSON.
         max_world_size: largest world size taken; bounds what one forged span can make the joiner list.
+        shapes: what earlier requests had in common; None looks at everything anew.
     """
     rank_steps: list[RankStep] = []
     rejected: list[Rejection] = []
@@ -118,7 +122,7 @@ def decode(request: ExportTraceServiceRequest, *, max_world_size: int) -> Decode
                             decode_placement(span, values, host_name, max_world_size=max_world_size)
                         )
                     else:
-                        rank_steps.append(_rank_step(span, values, own, host_name, max_world_size))
+                        rank_steps.append(_rank_step(span, values, own, host_name, max_world_size, shapes))
                 except (_RejectedError, PlacementRejectedError) as error:
                     rejected.append(_rejection(error.reason, str(error), span, values))
     # Two steps of one span id would both claim its children.
@@ -182,6 +186,7 @@ def _rank_step(
     children: Sequence[Span],
     host_name: str,
     max_world_size: int,
+    shapes: PhaseShapes | None,
 ) -> RankStep:
     # The version first: a newer writer may have renamed anything else.
     if attributes.SCHEMA_VERSION in values:
@@ -222,6 +227,7 @@ def _rank_step(
             if attributes.COLUMNS_PHASES in values
             else pack_children(children, start_unix_ns=span.start_time_unix_nano, microbatch=microbatch),
             microbatch=microbatch,
+            shapes=shapes,
         )
         experts = (
             decode_experts(_bytes(values, attributes.COLUMNS_EXPERTS))

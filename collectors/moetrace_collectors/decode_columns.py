@@ -6,6 +6,7 @@ mapped with `frombuffer` and copied into an aligned int64 array at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from moetrace_collectors.model import (
     ViolationCount,
     WaitCycles,
 )
+from moetrace_collectors.phase_shapes import PhaseShapes
 from moetrace_schemas.columns import (
     COACTIVATION,
     EXPERTS,
@@ -27,6 +29,7 @@ from moetrace_schemas.columns import (
     TRAFFIC,
     VIOLATIONS,
     WAITS,
+    Column,
     ColumnsError,
     Layout,
     RowFlag,
@@ -67,47 +70,79 @@ _TOTALS = tuple(
     code for code, kind in COUNT_KIND_BY_CODE.items() if kind in (CountKind.INVALID, CountKind.DUMMY)
 )
 """Kinds that are one total and no count per expert."""
-_SUMMED = (
+_FIGURES = (
+    ("start_offset_ns", -MAX_OFFSET_NS, MAX_OFFSET_NS, None),
     ("duration_ns", 0, MAX_DURATION_SUM_NS, MAX_DURATION_SUM_NS),
     ("bytes", -1, MAX_BYTES, 2**62),
     ("rows", -1, MAX_COUNT, MAX_BYTES),
 )
-"""Columns of phase rows that are added up: name, lowest, highest, highest sum."""
+"""The last columns of phase rows, all of eight bytes: name, lowest, highest, highest sum where they are added
+up."""
+_SHAPE_WIDTH = sum(column.width for column in PHASES.columns[: -len(_FIGURES)])
+"""Bytes of a row in the columns before those."""
 _WITHIN_CODE = COACTIVATION_SPAN_CODE[CoactivationSpan.WITHIN]
 _EXCHANGES = tuple(code for code, phase in PHASE_BY_CODE.items() if phase in (Phase.DISPATCH, Phase.COMBINE))
 
 
-def decode_phases(block: bytes, *, microbatch: int = 0) -> PhaseColumns:
+def decode_phases(block: bytes, *, microbatch: int = 0, shapes: PhaseShapes | None = None) -> PhaseColumns:
     """Phase rows in order of start.
 
     Args:
         block: as it came.
         microbatch: of the rank step; rows of a sender that names none in any row are of it, so that the
             rows of two microbatches stay apart in the store.
+        shapes: what earlier blocks had in common; None looks at everything anew.
 
     Raises:
         ColumnsError: the block does not decode, or holds a value out of range.
     """
     num_rows = _num_rows(PHASES, block, MAX_PHASE_ROWS)
-    columns = _columns(PHASES, block, num_rows)
-    _check_range("layer", columns["layer"], STEP_LEVEL, 2**15 - 1)
-    _check_codes("phase", columns["phase"], len(PHASE_BY_CODE))
-    _check_codes("direction", columns["direction"], len(DIRECTION_BY_CODE))
-    _check_range("start_offset_ns", columns["start_offset_ns"], -MAX_OFFSET_NS, MAX_OFFSET_NS)
-    for name, low, high, highest_sum in _SUMMED:
-        largest = _check_range(name, columns[name], low, high)
-        # Nearly always the largest says already that the sum cannot be too much.
-        if largest * num_rows > highest_sum:
-            _check_sum(name, columns[name], highest_sum)
-    _check_unique(columns)
+    end = HEADER.size + num_rows * _SHAPE_WIDTH
+    shape_block = block[HEADER.size : end]
+    shape = None if shapes is None else shapes.find(shape_block)
+    if shape is None:
+        shape = _checked_shape(block, num_rows)
+        if shapes is not None:
+            shape = shapes.keep(shape_block, shape)
+    columns = {**shape, **_checked_figures(block, num_rows, end)}
     if microbatch and not columns["microbatch"].any():
         columns["microbatch"] = np.full(num_rows, microbatch, dtype=np.int64)
     start = columns["start_offset_ns"]
-    if num_rows > 1 and bool(np.any(start[1:] < start[:-1])):
+    if num_rows > 1 and bool((start[1:] < start[:-1]).any()):
         # Local work is "what lies before this exchange", so the order carries meaning.
         order = np.argsort(start, kind="stable")
         columns = {name: column[order] for name, column in columns.items()}
     return PhaseColumns(**columns)
+
+
+def _checked_shape(block: bytes, num_rows: int) -> dict[str, IntArray]:
+    """The columns of phase rows that say which row it is."""
+    columns = _columns(PHASES.columns[: -len(_FIGURES)], block, num_rows)
+    _check_range("layer", columns["layer"], STEP_LEVEL, 2**15 - 1)
+    _check_codes("phase", columns["phase"], len(PHASE_BY_CODE))
+    _check_codes("direction", columns["direction"], len(DIRECTION_BY_CODE))
+    _check_unique(columns)
+    return columns
+
+
+def _checked_figures(block: bytes, num_rows: int, offset: int) -> dict[str, IntArray]:
+    """The columns of phase rows that differ from step to step."""
+    raw: np.ndarray[Any, Any] = np.frombuffer(
+        block, dtype=_DTYPES["q"], count=len(_FIGURES) * num_rows, offset=offset
+    )
+    figures: IntArray = raw.astype(np.int64).reshape(len(_FIGURES), num_rows)
+    if num_rows:
+        smallest = np.minimum.reduce(figures, axis=1).tolist()
+        largest = np.maximum.reduce(figures, axis=1).tolist()
+        for column, least, most, (name, low, high, highest_sum) in zip(
+            figures, smallest, largest, _FIGURES, strict=True
+        ):
+            if least < low or most > high:
+                _check_range(name, column, low, high)
+            # Nearly always the largest says already that the sum cannot be too much.
+            if highest_sum is not None and most * num_rows > highest_sum:
+                _check_sum(name, column, highest_sum)
+    return {name: column for (name, *_), column in zip(_FIGURES, figures, strict=True)}
 
 
 def decode_experts(block: bytes) -> tuple[ExpertCounts, ...]:
@@ -176,7 +211,7 @@ def decode_violations(block: bytes) -> tuple[ViolationCount, ...]:
         ColumnsError: the block does not decode, or holds a value out of range.
     """
     num_rows = _num_rows(VIOLATIONS, block, MAX_RAGGED_ROWS)
-    columns = _columns(VIOLATIONS, block, num_rows)
+    columns = _columns(VIOLATIONS.columns, block, num_rows)
     _check_range("layer", columns["layer"], STEP_LEVEL, 2**15 - 1)
     _check_codes("violation", columns["violation"], len(ROUTING_VIOLATION_BY_CODE))
     totals: dict[tuple[int, int], int] = {}
@@ -215,7 +250,7 @@ def decode_coactivation(block: bytes) -> CoactivationColumns:
         ColumnsError: the block does not decode, holds a value out of range, or a pair twice.
     """
     num_rows = _num_rows(COACTIVATION, block, MAX_PAIR_ROWS)
-    columns = _columns(COACTIVATION, block, num_rows)
+    columns = _columns(COACTIVATION.columns, block, num_rows)
     _check_range("layer", columns["layer"], STEP_LEVEL, 2**15 - 1)
     _check_codes("span", columns["span"], len(COACTIVATION_SPAN_BY_CODE))
     within = columns["span"] == _WITHIN_CODE
@@ -236,10 +271,11 @@ def _num_rows(layout: Layout, block: bytes, limit: int) -> int:
     return num_rows
 
 
-def _columns(layout: Layout, block: bytes, num_rows: int) -> dict[str, IntArray]:
+def _columns(specs: Sequence[Column], block: bytes, num_rows: int) -> dict[str, IntArray]:
+    """The first columns of a block."""
     columns: dict[str, IntArray] = {}
     offset = HEADER.size
-    for spec in layout.columns:
+    for spec in specs:
         raw: np.ndarray[Any, Any] = np.frombuffer(
             block, dtype=_DTYPES[spec.typecode], count=num_rows, offset=offset
         )
@@ -252,7 +288,7 @@ def _ragged(
     layout: Layout, block: bytes, highest: int = MAX_COUNT
 ) -> tuple[dict[str, IntArray], list[IntArray]]:
     num_rows = _num_rows(layout, block, MAX_RAGGED_ROWS)
-    columns = _columns(layout, block, num_rows)
+    columns = _columns(layout.columns, block, num_rows)
     if "layer" in columns:
         _check_range("layer", columns["layer"], STEP_LEVEL, 2**15 - 1)
     lengths = columns["length"].tolist()

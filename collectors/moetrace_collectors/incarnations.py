@@ -36,6 +36,10 @@ class Incarnations:
         cuts = self._cuts.get(run_id)
         return 1 if not cuts else 1 + sum(cut <= start_unix_ns for cut in cuts)
 
+    def begun(self, run_id: str, start_unix_ns: int) -> int:
+        """When that incarnation began, unix ns; 0 for the first."""
+        return max((cut for cut in self._cuts.get(run_id, ()) if cut <= start_unix_ns), default=0)
+
     def after(self, run_id: str, number: int, start_unix_ns: int) -> int | None:
         """The incarnation behind `number`, begun where there is none; None where there are too many.
 
@@ -74,25 +78,46 @@ class ReuseWatch:
 
     def __init__(self) -> None:
         self._begun: OrderedDict[str, int] = OrderedDict()
-        """Start of the newest run under an id, unix ns."""
+        """When the newest run under an id began, or gave the last sign of a second job, unix ns."""
         self._told: OrderedDict[str, None] = OrderedDict()
+        """Ids that two jobs have."""
 
-    def saw(self, run_id: str, start_unix_ns: int) -> bool:
-        """A further run has begun under an id; whether to say, once, that two jobs have it."""
-        begun = self._begun.get(run_id)
-        self._begun[run_id] = start_unix_ns
+    def saw(self, run_id: str, begun_unix_ns: int) -> bool:
+        """A run under an id is seen that was not seen before; whether to say, once, that two jobs have it.
+
+        Args:
+            run_id: on the wire.
+            begun_unix_ns: when that run began, and not when it was seen: a collector that starts in the
+                middle of a run must not take the next one for a second job.
+        """
+        last = self._begun.get(run_id)
+        self._begun[run_id] = begun_unix_ns if last is None else max(last, begun_unix_ns)
         self._begun.move_to_end(run_id)
-        if begun is None or abs(start_unix_ns - begun) >= SAME_TIME_NS or run_id in self._told:
-            _bound(self._begun)
+        _bound(self._begun)
+        if last is None or last == begun_unix_ns:
+            return False
+        if abs(begun_unix_ns - last) >= SAME_TIME_NS:
+            if begun_unix_ns > last:
+                # One of the two has been silent for long enough: this is the other, started again.
+                self._told.pop(run_id, None)
+            return False
+        if run_id in self._told:
             return False
         self._told[run_id] = None
         _bound(self._told)
         return True
 
     def repeated(self, run_id: str, start_unix_ns: int) -> None:
-        """A step came that is there already: of an id that two jobs have, it says that both go on."""
-        if run_id in self._told:
-            self._begun[run_id] = max(self._begun.get(run_id, 0), start_unix_ns)
+        """A step was executed again that is there already, and no run begun for it: there were too many.
+
+        Of an id that two jobs have, it says that both go on. A resend of the same rows says nothing.
+        """
+        if run_id not in self._told:
+            return
+        last = self._begun.get(run_id, 0)
+        if start_unix_ns - last >= SAME_TIME_NS:
+            del self._told[run_id]
+        self._begun[run_id] = max(last, start_unix_ns)
 
     def is_shared(self, run_id: str, start_unix_ns: int) -> bool:
         """Whether two jobs have the id now, so that a step of it may be put together from both.

@@ -77,6 +77,8 @@ class Duplicate:
     """Was received before."""
 
     rank_step: RankStep
+    is_resend: bool = True
+    """Whether it may be the very same rows again; else the step was executed again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,7 @@ class _OpenStep:
     last_arrival_ns: int
     mark: int
     max_start_unix_ns: int = 0
+    min_start_unix_ns: int = 0
     size_bytes: int = 0
     rank_steps: dict[Slot, RankStep] = field(default_factory=dict)
     microbatches: set[int] = field(default_factory=lambda: {0})
@@ -159,6 +162,13 @@ class Joiner:
         """The mark of the first rank step of the step that has been open longest; None where none is."""
         return next((step.mark for step in self._open.values()), None)
 
+    def begun_unix_ns(self, run_id: str, start_unix_ns: int) -> int:
+        """When the run began that a rank step with this id on the wire and this start belongs to.
+
+        0 for the first run under the id.
+        """
+        return self._incarnations.begun(run_id, start_unix_ns)
+
     def take_closed(self) -> bytes | None:
         """What the memory of closed steps has learned since the last call, for `remember`."""
         return self._memory.take_changes(self._incarnations.dump())
@@ -203,7 +213,8 @@ class Joiner:
             return (WorldSizeMismatch(rank_step=rank_step, expected=step.world_size),)
         elif slot in step.rank_steps:
             self._duplicate += 1
-            return (Duplicate(rank_step=rank_step),)
+            is_resend = rank_step.start_unix_ns == step.rank_steps[slot].start_unix_ns
+            return (Duplicate(rank_step=rank_step, is_resend=is_resend),)
         if key not in self._open:
             self._open[key] = step
             self._awaiting.setdefault((key[0], step.awaited_rank), {})[key] = None
@@ -214,7 +225,9 @@ class Joiner:
             # Ranks that had sent all of the step are missing again.
             self._await(key, step, 0)
         step.last_arrival_ns = now_ns
-        step.max_start_unix_ns = max(step.max_start_unix_ns, rank_step.start_unix_ns)
+        start_unix_ns = rank_step.start_unix_ns
+        step.max_start_unix_ns = max(step.max_start_unix_ns, start_unix_ns)
+        step.min_start_unix_ns = min(step.min_start_unix_ns or start_unix_ns, start_unix_ns)
         size = size_bytes(rank_step)
         step.size_bytes += size
         self._pending += 1
@@ -324,9 +337,11 @@ class Joiner:
         closed = self._memory.find(key)
         if closed is not None and closed.has(slot):
             self._duplicate += 1
-            return Duplicate(rank_step=rank_step)
+            start = rank_step.start_unix_ns
+            is_resend = closed.min_start_unix_ns <= start <= closed.max_start_unix_ns
+            return Duplicate(rank_step=rank_step, is_resend=is_resend)
         if closed is not None:
-            self._memory.take_late(key, slot)
+            self._memory.take_late(key, slot, rank_step.start_unix_ns)
         elif not self._memory.is_forgotten(key):
             return None
         self._late += 1
@@ -361,6 +376,7 @@ class Joiner:
                 full_world_size=0 if missing_ranks else step.world_size,
                 microbatches=step.microbatches,
                 max_start_unix_ns=step.max_start_unix_ns,
+                min_start_unix_ns=step.min_start_unix_ns,
                 seen=set(arrived) if missing_ranks else set(),
             ),
         )
@@ -384,7 +400,7 @@ def size_bytes(rank_step: RankStep) -> int:
     return (
         _OBJECT_BYTES * (2 + len(rank_step.experts) + len(rank_step.traffic) + len(rank_step.violations))
         + 11 * phases.layer.nbytes
-        + sum(entry.counts.nbytes for entry in rank_step.experts)
+        + sum(entry.counts.nbytes for entry in (*rank_step.experts, *rank_step.unfolded))
         + sum(entry.rows.nbytes for entry in rank_step.traffic)
         + (0 if rank_step.coactivation is None else 5 * rank_step.coactivation.layer.nbytes)
     )

@@ -129,6 +129,8 @@ class RankStep:
     """The run id on the wire, where another run had used it before; empty where `run_id` is it."""
     phases: PhaseColumns
     experts: tuple[ExpertCounts, ...] = ()
+    unfolded: tuple[ExpertCounts, ...] = ()
+    """Counts under a placement whose map is not known yet, as they came; only where the store joins."""
     traffic: tuple[TrafficRow, ...] = ()
     violations: tuple[ViolationCount, ...] = ()
     coactivation: CoactivationColumns | None = None

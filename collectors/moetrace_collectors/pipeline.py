@@ -19,6 +19,7 @@ import secrets
 import threading
 import time
 from contextlib import ExitStack
+from typing import Any
 
 from moetrace_collectors import owner
 from moetrace_collectors.access.scopes import RouteScopes
@@ -41,6 +42,7 @@ from moetrace_collectors.read_only_query import (
 )
 from moetrace_collectors.receivers.http_server import HttpServer
 from moetrace_collectors.receivers.otlp_grpc import OtlpGrpcReceiver
+from moetrace_collectors.receivers.otlp_http import PATH as OTLP_PATH
 from moetrace_collectors.receivers.otlp_http import SCOPES as OTLP_SCOPES
 from moetrace_collectors.receivers.otlp_http import OtlpHttpReceiver
 from moetrace_collectors.receivers.pages import SCOPES as PAGE_SCOPES
@@ -67,6 +69,8 @@ from moetrace_collectors.worker import Clocks, Worker
 NS_PER_S = 1e9
 NS_PER_MS = 1_000_000
 GRPC_GRACE_S = 5.0
+EMBEDDED_WRITERS = 2
+"""Most of an insert is sorting and compressing by one thread of the engine."""
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +158,8 @@ class Pipeline:
             max_decompressed_bytes=config.max_decompressed_bytes,
             max_spans=config.max_spans_per_request,
         )
-        self._routes = [otlp.route(), *pages.routes(), *Page(queries, database=config.database).routes()]
+        self._routes = [*pages.routes(), *Page(queries, database=config.database).routes()]
+        self._direct = {OTLP_PATH: otlp}
         self._scopes: RouteScopes = {
             **OTLP_SCOPES,
             **PAGE_SCOPES,
@@ -165,18 +170,21 @@ class Pipeline:
         )
         undo.callback(dead_letter.close)
         self._roll_ups = _roll_ups(config, metrics, undo)
-        clickhouse = ClickHouseSink(
-            client,
-            database=config.database,
-            batch_bytes=config.batch_bytes,
-            batch_interval_ns=int(config.batch_interval_s * NS_PER_S),
-            clock_ns=clocks.monotonic_ns,
-            on_stored=metrics.rows_stored,
-            on_lost=self._rows_lost,
-            # Rows that waited long for the store are stamped before the time that is looked back.
-            on_written=self._roll_ups.touch if self._roll_ups is not None else None,
-            insert_arrow=_embedded_insert(config, undo),
-        )
+        writers = [
+            ClickHouseSink(
+                writer_client,
+                database=config.database,
+                batch_bytes=config.batch_bytes,
+                batch_interval_ns=int(config.batch_interval_s * NS_PER_S),
+                clock_ns=clocks.monotonic_ns,
+                on_stored=metrics.rows_stored,
+                on_lost=self._rows_lost,
+                # Rows that waited long for the store are stamped before the time that is looked back.
+                on_written=self._roll_ups.touch if self._roll_ups is not None else None,
+                insert_arrow=_embedded_insert(config, undo),
+            )
+            for writer_client in (client, *_more_writer_clients(config, undo))
+        ]
         # Of its own: calls on one client wait for each other, and a batch of rows takes long.
         ledger_client = open_client(config.store)
         undo.callback(ledger_client.close)
@@ -206,14 +214,14 @@ class Pipeline:
             sinks=(PrometheusSink(book, series_budget=config.series_budget), ledger),
             background_sinks=(
                 BackgroundSink(
-                    clickhouse,
+                    writers,
                     batch_bytes=config.batch_bytes,
                     batch_interval_ns=int(config.batch_interval_s * NS_PER_S),
                     clock_ns=clocks.monotonic_ns,
                 ),
             ),
             placements=ledger.take_placement,
-            epochs=Epochs(ledger.mapping),
+            epochs=Epochs(ledger.mapping, clock_ns=clocks.monotonic_ns),
             dead_letter=dead_letter,
             metrics=metrics,
             clocks=clocks,
@@ -249,7 +257,7 @@ class Pipeline:
             self._roll_ups.start()
         if self._grpc is not None:
             self._grpc.start()
-        self._http.start(self._routes, control=self._access.control, scopes=self._scopes)
+        self._http.start(self._routes, direct=self._direct, control=self._access.control, scopes=self._scopes)
         self._ownership.write_note(self._note)
 
     def refresh_access(self, *, force: bool = False) -> None:
@@ -355,6 +363,15 @@ def _warn_of_conflict(report: PlacementReport) -> None:
         report.run_id,
         report.version,
     )
+
+
+def _more_writer_clients(config: CollectorConfig, undo: ExitStack) -> list[Any]:
+    # A server has its own threads, and one writer keeps it busy.
+    number = 0 if config.store.embedded_path is None else EMBEDDED_WRITERS - 1
+    clients = [open_client(config.store) for _ in range(number)]
+    for client in clients:
+        undo.callback(client.close)
+    return clients
 
 
 def _embedded_insert(config: CollectorConfig, undo: ExitStack) -> EmbeddedInsert | None:

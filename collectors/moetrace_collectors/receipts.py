@@ -57,8 +57,9 @@ def group_violations(joined: JoinedStep) -> tuple[GroupViolation, ...]:
     for (ep_group, microbatch, mode), ranks in sorted(groups.items()):
         if {rank.ep_rank for rank in ranks} != set(range(ranks[0].ep_size)) or len(ranks) != ranks[0].ep_size:
             continue
-        counts = [_RankCounts(rank) for rank in ranks]
-        for layer in sorted({entry.layer for rank in ranks for entry in rank.experts}):
+        layers = {entry.layer for rank in ranks for entry in rank.experts}
+        counts = [_RankCounts(rank) for rank in ranks] if layers else []
+        for layer in sorted(layers):
             for violation, count in _layer(counts, layer):
                 if count > 0:
                     found.append(

@@ -14,6 +14,7 @@ from moetrace_collectors.intake import Intake
 from moetrace_collectors.joiner import size_bytes
 from moetrace_collectors.journal import Journal
 from moetrace_collectors.model import PlacementReport
+from moetrace_collectors.phase_shapes import PhaseShapes
 from moetrace_collectors.receivers.handler import Accepted, NotDurableError, OverloadedError, Wire
 from moetrace_collectors.self_metrics import SelfMetrics
 from moetrace_collectors.wal.log import Position, WalFullError, WalUnavailableError
@@ -53,6 +54,7 @@ class RequestHandler:
         self._max_world_size = max_world_size
         self._journal = journal
         self._turn = turn or threading.Lock()
+        self._shapes = PhaseShapes()
 
     def take(self, request: ExportTraceServiceRequest, wire: Wire | None = None) -> Accepted:
         """See TraceHandler."""
@@ -96,7 +98,7 @@ class RequestHandler:
     def _decode(self, request: ExportTraceServiceRequest) -> Decoded:
         try:
             with self._turn:
-                return decode(request, max_world_size=self._max_world_size)
+                return decode(request, max_world_size=self._max_world_size, shapes=self._shapes)
         except Exception as error:
             # The per-message boundary: whatever a request holds, its sender gets an answer.
             logger.exception("a request could not be decoded")

@@ -31,7 +31,8 @@ from moetrace_collectors.self_metrics import SelfMetrics
 from moetrace_collectors.sinks.background import BackgroundSink
 from moetrace_collectors.sinks.base import RetryPolicy, Sink, StepResult, flush_with_retry
 from moetrace_collectors.stateless_joiner import StatelessJoiner, Unjoined
-from moetrace_schemas.enums import Cause, ClosedBy, Evidence, RejectReason
+from moetrace_collectors.verdict.no_verdict import TWO_JOBS, no_verdict
+from moetrace_schemas.enums import ClosedBy, RejectReason
 
 NS_PER_S = 1e9
 NS_PER_MS = 1_000_000
@@ -40,7 +41,6 @@ POLL_S = 0.1
 NOTE_INTERVAL_NS = 1_000_000_000
 MAX_LISTED_RANKS = 20
 MAX_REMEMBERED_RUNS = 100
-TWO_JOBS = "Two jobs send under this run id, so that the step may be of both; give each an id of its own."
 
 logger = logging.getLogger(__name__)
 
@@ -282,6 +282,7 @@ class Worker:
         run_id, step, rank = rank_step.run_id, rank_step.step, rank_step.rank
         if isinstance(outcome, Unjoined):
             self._remember(rank_step)
+            rank_step = self._settled(rank_step)
             for sink in self._sinks:
                 sink.take_unjoined(rank_step)
         elif isinstance(outcome, Late):
@@ -290,7 +291,8 @@ class Worker:
                 sink.take_late(rank_step)
             self._event(EventKind.LATE, "step_closed", run_id, step, rank)
         elif isinstance(outcome, Duplicate):
-            self._reuse.repeated(rank_step.sent_run_id or run_id, rank_step.start_unix_ns)
+            if not outcome.is_resend:
+                self._reuse.repeated(rank_step.sent_run_id or run_id, rank_step.start_unix_ns)
             self._event(EventKind.DUPLICATE, "same_rank_and_microbatch", run_id, step, rank)
         elif isinstance(outcome, WorldSizeMismatch):
             self._rejected(
@@ -304,13 +306,23 @@ class Worker:
                 )
             )
 
+    def _settled(self, rank_step: RankStep) -> RankStep:
+        if self._epochs is None:
+            return rank_step
+        try:
+            return self._epochs.settled(rank_step)
+        except Exception:
+            # Also a per-message boundary: rows under other numbers are still worth keeping.
+            logger.exception("no logical experts for run %s, step %d", rank_step.run_id, rank_step.step)
+            return rank_step
+
     def _judged(
         self, joined: JoinedStep
     ) -> tuple[JoinedStep, StepVerdict, tuple[LayerLoad, ...], tuple[GroupViolation, ...]]:
         """What is found out about a step, counts by logical experts where they can be told."""
         first = joined.rank_steps[0]
         if self._reuse.is_shared(first.sent_run_id or first.run_id, first.start_unix_ns):
-            return joined, _no_verdict(joined, TWO_JOBS), (), ()
+            return joined, no_verdict(joined, TWO_JOBS), (), ()
         try:
             if self._epochs is not None:
                 joined = self._epochs.logical(joined)
@@ -322,7 +334,7 @@ class Worker:
             # Also a per-message boundary: without a verdict the step's rows are still worth keeping.
             logger.exception("no verdict for run %s, step %d", joined.run_id, joined.step)
             reason = f"The verdict stage failed with {type(error).__name__}; see the collector's log."
-            return joined, _no_verdict(joined, reason), (), ()
+            return joined, no_verdict(joined, reason), (), ()
         return joined, verdict, loads, violations
 
     def _closed(self, joined: JoinedStep) -> None:
@@ -399,7 +411,8 @@ class Worker:
             self._event(
                 EventKind.RUN_ID_REUSED, "executed_again", run_id, rank_step.step, rank_step.rank, detail
             )
-            if self._reuse.saw(rank_step.sent_run_id, rank_step.start_unix_ns):
+            begun_ns = self._joiner.begun_unix_ns(rank_step.sent_run_id, rank_step.start_unix_ns)
+            if self._reuse.saw(rank_step.sent_run_id, begun_ns):
                 detail = (
                     f"two jobs seem to send under run id {rank_step.sent_run_id} at the same time: their "
                     "steps cannot be told apart, and nobody is named while both go on; give each an id of "
@@ -444,22 +457,3 @@ class Worker:
             return False
         self._clocks.sleep(min(delay_s, left_s))
         return True
-
-
-def _no_verdict(joined: JoinedStep, reason: str) -> StepVerdict:
-    first = joined.rank_steps[0]
-    return StepVerdict(
-        run_id=joined.run_id,
-        step=joined.step,
-        forward_mode=first.forward_mode,
-        evidence=Evidence.INSUFFICIENT,
-        reason=reason,
-        suspect=None,
-        cause=Cause.UNKNOWN,
-        runner_up=None,
-        step_ns=0,
-        extension_ns=0,
-        missing_ranks=joined.missing_ranks,
-        partial=bool(joined.missing_ranks),
-        warmup=any(rank_step.warmup for rank_step in joined.rank_steps),
-    )

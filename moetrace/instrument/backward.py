@@ -12,11 +12,15 @@ order. The engine runs ready nodes latest first, so that nodes of a call run bef
 in front of it; what is still open when an earlier call begins has ended. One node takes one mark.
 
 The engine may call hooks on a thread of its own, while the model's thread waits for it.
+
+A backward that runs in a later step than its forward is recorded in neither: hooks know their step, and a
+compiled graph, whose marks do not, is known by the number of its autograd node.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
     from moetrace.instrument.wrap import Recorder
     from moetrace.record.buffer import StepBuffer
 
+_next_node: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
+"""The number that the next autograd node of this thread gets."""
 _DEPTH = 3
 """How deep containers of arguments and results are searched for tensors."""
 
@@ -61,12 +67,18 @@ class BackwardMarks:
         self._task = -1
         self._graph_open: list[tuple[int, int]] = []
         """(site, start mark) of backward calls that began inside a compiled graph."""
+        self._first_node = _next_node()
+        """Lower ones of the step's thread were made before the step."""
+        self._graph_nodes: set[int] = set()
+        """Nodes of compiled graphs whose forward ran in the step, on any thread."""
 
     def clear(self) -> None:
         """Forget the last step; its hooks, should they still fire, do nothing."""
         self._serial += 1
         self._open.clear()
         self._graph_open.clear()
+        self._graph_nodes.clear()
+        self._first_node = _next_node()
         self._last_node = self._last_mark = self._task = -1
 
     def note(self, site: int, start: int, end: int, inputs: Any, result: Any) -> None:
@@ -105,8 +117,22 @@ class BackwardMarks:
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
             self._recorder.record_failed(error)
 
+    def graph_runs(self) -> None:
+        """A call begins in the forward of a compiled graph: its node is the last one that was made."""
+        self._graph_nodes.add(_next_node() - 1)
+
+    def is_of_this_step(self) -> bool:
+        """Whether the compiled graph whose backward is running had its forward in this step."""
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return True
+        number = node._sequence_nr()
+        return number >= self._first_node or number in self._graph_nodes
+
     def graph_begin(self, site: int) -> None:
         """The backward of a call begins inside a compiled graph. May raise."""
+        if not self.is_of_this_step():
+            return
         self._finish_with(torch._C._current_graph_task_id())
         self._graph_open.append((site, self._buffer.mark()))
 

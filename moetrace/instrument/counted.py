@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from moetrace.adapters.base import is_traceable
 from moetrace.instrument.patches import mark_wrapper
 from moetrace.instrument.recorders import NOBODY, key_of
-from moetrace.instrument.wrap import RETIRED, Recorder, TorchState
+from moetrace.instrument.torch_state import TorchState
+from moetrace.instrument.wrap import RETIRED, Recorder
 
 if TYPE_CHECKING:
     from moetrace.adapters.base import Count, RouteCounter
@@ -51,9 +52,7 @@ class RecomputeCounter:
         self._counter.add_recompute_pairs(index, rows)
 
 
-def counted(
-    function: Callable[..., Any], recorder: Recorder, count: Count, index: int, *, source_side: bool
-) -> Callable[..., Any]:
+def counted(function: Callable[..., Any], recorder: Recorder, count: Count, index: int) -> Callable[..., Any]:
     """Wrap a callable so that `count` sees each call of a sampled step.
 
     Args:
@@ -61,7 +60,6 @@ def counted(
         recorder: the tracer.
         count: looks at arguments and result.
         index: row of the counter.
-        source_side: pairs of activation recompute are noted apart; on the destination side they are left out.
     """
     state = TorchState()
     compiling, key = state.compiling, key_of(recorder)
@@ -81,7 +79,8 @@ def counted(
         result = function(*args, **kwargs)
         counter: RouteCounter | None = buffer.counter
         if state.graph_task() != -1:
-            counter = RecomputeCounter(counter) if source_side else None
+            notes = buffer.counter.sites[index].notes_recompute
+            counter = RecomputeCounter(buffer.counter) if notes else None
         if counter is not None:
             began = perf_counter_ns()
             recorder.guard.run("counts", count, counter, index, args, kwargs, result)

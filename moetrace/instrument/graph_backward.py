@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from moetrace.instrument import graph_marks
+from moetrace.instrument.graph_recompute import label_calls, register_with_partitioner
 from moetrace.instrument.recorders import WITH_BACKWARD, find
 
 
@@ -46,10 +47,14 @@ class _Trace:
 
     def __init__(self) -> None:
         self.marks = 0
+        self.task = torch._C._current_graph_task_id()
+        """Where it began: in a backward, if that recomputes what has not been compiled yet."""
         self.running: list[_Call] = []
         """Forward calls that have not returned."""
         self.open: list[_Call] = []
         """Calls whose backward has begun and not ended."""
+        self.is_labelled = False
+        """Whether the forward's nodes know their calls."""
 
 
 def _is_run(reads: list[torch.Tensor]) -> bool:
@@ -62,6 +67,15 @@ def _caught(key: int, error: Exception) -> None:
     recorder = find(key)
     if recorder is not None:
         recorder.guard.caught("compiled_backward", error)
+
+
+def _label() -> None:
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode: Any = get_proxy_mode()
+    if mode is not None:
+        label_calls(mode.tracer.graph)
+        register_with_partitioner()
 
 
 def _at_gradient(tensor: Any, hook: Callable[[torch.Tensor | None], None]) -> None:
@@ -132,7 +146,8 @@ class BackwardTracing:
         trace = self._traces.get(mode)
         if trace is None:
             trace = self._traces[mode] = _Trace()
-        return trace
+        # Else a checkpoint, which torch runs again in the backward to see what that needs of it.
+        return trace if torch._C._current_graph_task_id() == trace.task else None
 
     def _watch(self, trace: _Trace, call: _Call, outputs: list[torch.Tensor]) -> None:
         handed_in = {id(tensor) for tensor in call.reads}
@@ -152,6 +167,10 @@ class BackwardTracing:
         try:
             for other in [other for other in trace.open if call.returned_at <= other.began_at]:
                 self._close(trace, other, gradient)
+            if not trace.is_labelled:
+                # The forward is complete when the first backward begins.
+                trace.is_labelled = True
+                _label()
             call.is_open = call.was_open = True
             trace.open.append(call)
             self._ops.backward_begin([gradient], call.key, call.site)

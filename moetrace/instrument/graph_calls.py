@@ -24,7 +24,7 @@ import torch
 
 logger = logging.getLogger("moetrace")
 
-_WITHOUT_READS = ("begin", "end", "backward_begin", "backward_end")
+_WITHOUT_READS = ("begin", "end", "backward_begin", "backward_end", "recompute_begin", "recompute_end")
 _WITH_TENSORS = ("count_ids", "count_mask", "count_sizes")
 _DISPATCHED = ("count_rows", "step_begin", "step_end")
 _MODULE = "moetrace.instrument.graph_marks"
@@ -88,6 +88,7 @@ def _fence(op: Any) -> Callable[..., Any]:
         try:
             from torch._inductor.virtualized import V
 
+            _give_device(V.graph)
             _keep_order(V.graph)
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the compiler
             logger.info("moetrace: a mark in a compiled graph is ordered by what it reads (%s)", error)
@@ -101,6 +102,24 @@ def _lowered(op: Any, args: tuple[Any, ...]) -> Any:
 
     kernel: Any = ir.FallbackKernel
     return kernel.create(op, *args)
+
+
+def _give_device(graph: Any) -> None:
+    """Put a mark that reads nothing on the device of the work before it.
+
+    Kernels that are written together come out in front of an operation of a device, and not of one without:
+    they would run behind the mark, and what they read may have been let go by then.
+    """
+    *before, mark = graph.operations
+    if mark.get_device() is not None:
+        return
+    devices = [operation.get_device() for operation in reversed(before)]
+    devices += [graph_input.get_device() for graph_input in graph.graph_inputs.values() if graph_input]
+    device = next((device for device in devices if device is not None), None)
+    if device is not None:
+        from torch._inductor import ir
+
+        mark.layout = ir.NoneLayout(device=device)
 
 
 def _keep_order(graph: Any) -> None:

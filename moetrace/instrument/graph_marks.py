@@ -16,11 +16,8 @@ from moetrace.instrument.routing import padding_flags
 from moetrace.instrument.step_kind import note_shape
 from moetrace.record.buffer import no_mark
 from moetrace_schemas.columns import RowFlag
-from moetrace_schemas.enums import CountKind
 
 _RECOMPUTE = int(RowFlag.RECOMPUTE)
-_DESTINATION_SIDE = (CountKind.RECEIVED, CountKind.EXECUTED)
-"""Of those, activation recompute is left out; pairs that routers see again are noted apart."""
 _graph_task = torch._C._current_graph_task_id
 
 
@@ -32,6 +29,8 @@ def begin(key: int, site: int) -> None:
         return
     buffer = recorder.buffer
     try:
+        if buffer.backward is not None:
+            buffer.backward.graph_runs()
         buffer.open_marks.append((site, buffer.mark()))
         if site in buffer.undivided:
             buffer.mark = no_mark
@@ -84,6 +83,34 @@ def backward_end(key: int, site: int) -> None:
         recorder.record_failed(error)
 
 
+def recompute_begin(key: int, site: int) -> None:
+    """A wrapped call is computed again, by the graph of the backward."""
+    reference = REFERENCES.get(key)
+    recorder = reference() if reference is not None else None
+    if recorder is None or recorder.buffer is None:
+        return
+    buffer = recorder.buffer
+    try:
+        if buffer.backward is None or buffer.backward.is_of_this_step():
+            buffer.open_marks.append((site, buffer.mark()))
+    except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
+        recorder.record_failed(error)
+
+
+def recompute_end(key: int, site: int) -> None:
+    """What the backward needs of a wrapped call has been computed again."""
+    reference = REFERENCES.get(key)
+    recorder = reference() if reference is not None else None
+    if recorder is None or recorder.buffer is None:
+        return
+    opened = recorder.buffer.open_marks
+    try:
+        if opened and opened[-1][0] == site:
+            recorder.buffer.add(site, opened.pop()[1], recorder.buffer.mark(), _RECOMPUTE)
+    except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
+        recorder.record_failed(error)
+
+
 def _recording(key: int) -> Any | None:
     """The recorder, while a step of it is recorded."""
     recorder = find(key)
@@ -96,7 +123,9 @@ def _count(recorder: Any, index: int, add: Callable[[Any], None], pairs: int) ->
         return
     if _graph_task() == -1:
         recorder.guard.run("counts", add, counter)
-    elif counter.sites[index].kind not in _DESTINATION_SIDE:
+    elif counter.sites[index].notes_recompute and (
+        recorder.buffer.backward is None or recorder.buffer.backward.is_of_this_step()
+    ):
         recorder.guard.run("counts", counter.add_recompute_pairs, index, pairs)
 
 

@@ -55,7 +55,7 @@ def wrap_parts(
     num_experts: int | None,
 ) -> SimpleNamespace:
     """The wrapped callables under the names they came with; parts that are wrapped already stay so."""
-    installer.hook_collectives()
+    installer.functions.hook_collectives()
     result = SimpleNamespace()
     for name, function in callables.items():
         observe = None
@@ -76,8 +76,8 @@ def _wrap_part(
 
     def make(current: Callable[..., Any]) -> Callable[..., Any]:
         if name in ("dispatch", "combine"):
-            current = installer.learner.around(current)
-        current = installer.with_range(current, site)
+            current = installer.placing.learner.around(current)
+        current = installer.placing.with_range(current, site)
         return timed(current, installer.tracer, site, observe=observe)
 
     if not is_module:

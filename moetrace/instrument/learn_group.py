@@ -18,7 +18,7 @@ from moetrace.adapters.groups import expert_parallel
 from moetrace.context import RankContext
 from moetrace.guard import Guard
 from moetrace.instrument.patches import mark_wrapper
-from moetrace.instrument.wrap import TorchState
+from moetrace.instrument.torch_state import TorchState
 
 logger = logging.getLogger("moetrace")
 
@@ -54,9 +54,14 @@ class GroupLearner:
         """A dispatch or combine of hand-written code."""
         if self._is_told():
             return exchange
-        # Made here and not with the tracer: a process may import torch after it.
-        compiling = TorchState().compiling
-        active = True
+        state = TorchState()
+        compiling, active = state.compiling, True
+
+        def learn() -> None:
+            nonlocal compiling
+            compiling = state.compiling
+
+        state.once_torch_is_there(learn)
 
         @functools.wraps(exchange)
         def watched(*args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from moetrace.instrument.patches import mark_wrapper
-from moetrace.instrument.wrap import TorchState
+from moetrace.instrument.torch_state import TorchState
 from moetrace.record.sites import Site
 
 Push = Callable[[str], object]
@@ -39,8 +39,14 @@ def label_of(site: Site) -> str:
 
 def ranged(function: Callable[..., Any], label: str, push: Push, pop: Pop) -> Callable[..., Any]:
     """Wrap a callable in a range."""
-    compiling = TorchState().compiling
-    active = True
+    state = TorchState()
+    compiling, active = state.compiling, True
+
+    def learn() -> None:
+        nonlocal compiling
+        compiling = state.compiling
+
+    state.once_torch_is_there(learn)
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import TracebackType
 
 from moetrace.errors import ConfigError
-from moetrace.instrument.wrap import Recorder, TorchState, close_interval
+from moetrace.instrument.torch_state import TorchState
+from moetrace.instrument.wrap import Recorder, close_interval
 from moetrace.record.buffer import StepBuffer
 from moetrace.record.sites import Role, Site
 from moetrace_schemas.enums import Phase

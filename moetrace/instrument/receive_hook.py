@@ -17,7 +17,8 @@ from typing import Any
 
 from moetrace.adapters.deepep import READ, ReceivedRows, received_rows
 from moetrace.instrument.patches import mark_wrapper
-from moetrace.instrument.wrap import RETIRED, Recorder, TorchState, timed_launch, timed_wait
+from moetrace.instrument.torch_state import TorchState
+from moetrace.instrument.wrap import RETIRED, Recorder, timed_launch, timed_wait
 from moetrace.record.buffer import WIDTH, StepBuffer
 from moetrace.record.sites import Site
 from moetrace_schemas.enums import Phase

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from moetrace.instrument.coverage import SilentSite
+from moetrace.instrument.coverage import CoverageReport, SilentSite
 from moetrace.instrument.patches import mark_of
 from moetrace.record.sites import Site
 from moetrace.record.types import StepRecord
@@ -60,20 +60,53 @@ class PlacedSite:
 
 
 class CoverageWatch:
-    """Compares every recorded step with what should have fired. Written by the drain thread only."""
+    """Compares every recorded step with what should have fired.
+
+    What should is said by the user's thread, as whole new sets; all else is written by the drain thread.
+    """
 
     def __init__(self) -> None:
+        self.expected: frozenset[int] = frozenset()
+        """Call sites that should fire in every step that begins now."""
+        self.placed: Mapping[int, PlacedSite] = {}
         self.steps = 0
         """Recorded steps since the last change of what is expected."""
         self.silent: tuple[SilentSite, ...] = ()
         """As judged in the first of them, without those that have fired since."""
-        self._expected: frozenset[int] = frozenset()
+        self._judged: frozenset[int] = frozenset()
+        """What was expected in those steps."""
         self._reason_of: dict[int, SilentSite] = {}
 
-    def note(self, record: StepRecord, sites: Sequence[Site], placed: Mapping[int, PlacedSite]) -> None:
+    def expect(self, expected: frozenset[int], placed: Mapping[int, PlacedSite]) -> None:
+        """From the next step on, these sites should fire; they are placed there."""
+        self.placed = placed
+        self.expected = expected
+
+    def report(
+        self, installed: Iterable[CoverageReport], sites: Sequence[Site], graph_layers: int
+    ) -> CoverageReport:
+        """The reports of instrumented models as one, with what has fired so far and what has not."""
+        reports = list(installed)
+        expected = {sites[number].name for number in self.expected}
+        told_apart: tuple[int, ...] = ()
+        if graph_layers != 1:
+            from moetrace.instrument import graphs
+
+            told_apart = graphs.told_apart(sites, graph_layers)
+        return CoverageReport(
+            layers=tuple(layer for report in reports for layer in report.layers),
+            skipped=tuple(dict.fromkeys(skip for report in reports for skip in report.skipped)),
+            recorded_steps=self.steps,
+            expected_sites=len(self.expected),
+            silent=tuple(site for site in self.silent if site.name in expected),
+            graph_layers=told_apart,
+        )
+
+    def note(self, record: StepRecord, sites: Sequence[Site]) -> None:
         """Take one record; warns once for each set of expected sites."""
-        if record.expected_sites != self._expected:
-            self._expected, self.steps = record.expected_sites, 0
+        placed = self.placed
+        if record.expected_sites != self._judged:
+            self._judged, self.steps = record.expected_sites, 0
             self._reason_of = {}
         self.steps += 1
         if self.steps == 1:

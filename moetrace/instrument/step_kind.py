@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from moetrace.adapters.base import EngineCall, StepFacts
 from moetrace.instrument.patches import mark_wrapper
-from moetrace.instrument.wrap import TorchState
+from moetrace.instrument.torch_state import TorchState
 from moetrace.record.buffer import StepBuffer
 from moetrace_schemas.enums import ForwardMode
 
@@ -30,7 +30,7 @@ class StepKind:
     def __init__(self, config: Config) -> None:
         self._configured = config.forward_mode
         self._warmup_steps = config.warmup_steps
-        self._state: TorchState | None = None
+        self._state = TorchState()
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()
         """Instrumented models."""
         self.facts: StepFacts | None = None
@@ -51,8 +51,6 @@ class StepKind:
         if self.facts is not None:
             # An engine batches prompts and answers: what nobody says, and no call shows, is either.
             return self.facts.forward_mode or ForwardMode.MIXED, self.facts.forward_mode is not None
-        # Kept once torch is there: a process may import it after the tracer was made.
-        self._state = self._state or TorchState()
         trains = any(model.training for model in self.models) if self.models else True
         return (ForwardMode.TRAIN if trains and self._state.grad_enabled() else ForwardMode.PREFILL), False
 

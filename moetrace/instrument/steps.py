@@ -14,7 +14,7 @@ from moetrace.instrument.patches import mark_wrapper
 from moetrace.instrument.recorders import NOBODY, key_of
 from moetrace.instrument.silent_sites import ForwardCalls
 from moetrace.instrument.step_kind import StepKind, note_call
-from moetrace.instrument.wrap import TorchState
+from moetrace.instrument.torch_state import TorchState
 from moetrace.record.buffer import StepBuffer
 from moetrace_schemas.enums import ForwardMode
 

@@ -21,7 +21,8 @@ from typing import Any, cast
 import torch
 
 from moetrace.instrument.patches import mark_wrapper
-from moetrace.instrument.wrap import RETIRED, Recorder, TorchState
+from moetrace.instrument.torch_state import TorchState
+from moetrace.instrument.wrap import RETIRED, Recorder
 from moetrace.record.types import WaitRow
 from moetrace_schemas.enums import Phase
 

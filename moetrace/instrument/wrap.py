@@ -7,18 +7,16 @@ four integers into a preallocated array.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any, Protocol
 
 from moetrace.guard import Guard
 from moetrace.instrument.patches import mark_wrapper
-from moetrace.instrument.recorders import NOBODY, key_of
+from moetrace.instrument.torch_state import TorchState
 from moetrace.record.buffer import TICKET_SHIFT, StepBuffer
 from moetrace_schemas.columns import RowFlag
 
-_ERROR = int(RowFlag.ERROR)
 _ASYNC = int(RowFlag.ASYNC)
 _RECOMPUTE = int(RowFlag.RECOMPUTE)
 
@@ -53,105 +51,6 @@ Observer = Callable[[StepBuffer, tuple[Any, ...], Any], None]
 """Looks at a call's positional arguments and result (counts, rows)."""
 
 
-class _Unraised(Exception):
-    """Stands in for torch's."""
-
-
-def _never() -> bool:
-    return False
-
-
-def _no_task() -> int:
-    return -1
-
-
-TracedCall = Callable[[Callable[..., Any], int, int, int], Callable[..., Any]]
-"""(function, key of the recorder, call site, index of a count or -1) -> what Dynamo traces in its place."""
-
-
-def _plain_call(function: Callable[..., Any], key: int, site: int, index: int) -> Callable[..., Any]:
-    return function
-
-
-def graphs_compiled() -> int:
-    """Graphs that torch.compile has made in this process."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo.counters["stats"]["unique_graphs"] if dynamo is not None else 0
-
-
-class TorchState:
-    """What wrappers ask of torch; harmless constants where the process has not imported it."""
-
-    __slots__ = (
-        "compiling",
-        "grad_enabled",
-        "graph_task",
-        "has_torch",
-        "stop_recompute",
-        "traced",
-        "traced_count",
-        "traced_mark",
-        "traced_step",
-    )
-
-    compiling: Callable[[], bool]
-    """Whether torch.compile is tracing this frame."""
-    graph_task: Callable[[], int]
-    """The autograd graph task that runs on this thread, or -1."""
-    grad_enabled: Callable[[], bool]
-    """Whether calls become part of an autograd graph."""
-    stop_recompute: type[BaseException]
-    """Raised by activation checkpointing through a recomputed forward once it has seen enough."""
-    traced: TracedCall
-    """Makes what is traced of a wrapped call: the plain call, with marks where graphs can hold them."""
-    traced_count: Callable[..., Any] | None
-    """The same of a call that is only counted; None where graphs cannot hold counts."""
-    traced_step: Callable[..., Any] | None
-    """What is traced of a model's forward."""
-    traced_mark: Callable[..., None] | None
-    """One mark of a `phase` block."""
-    has_torch: bool
-    """Whether torch was there to be asked: a process may import it later."""
-
-    def __init__(self) -> None:
-        self.compiling, self.graph_task, self.stop_recompute = _never, _no_task, _Unraised
-        self.traced, self.grad_enabled = _plain_call, _never
-        self.traced_count = self.traced_step = self.traced_mark = None
-        self.has_torch = "torch" in sys.modules
-        if not self.has_torch:
-            return
-        import torch
-        from torch.utils import checkpoint
-
-        # The older name says the same of what Dynamo traces.
-        compiler: Any = torch.compiler
-        self.compiling = getattr(compiler, "is_dynamo_compiling", None) or compiler.is_compiling
-        self.grad_enabled = torch.is_grad_enabled
-        self.graph_task = torch._C._current_graph_task_id
-        self.stop_recompute = getattr(checkpoint, "_StopRecomputationError", _Unraised)
-        from moetrace.instrument import compiled
-
-        if compiled.AVAILABLE:
-            self.traced, self.traced_count = compiled.traced_call, compiled.traced_count
-            self.traced_step, self.traced_mark = compiled.traced_step, compiled.traced_mark
-
-    def in_graph(
-        self, function: Callable[..., Any], recorder: Recorder, site: int, index: int = -1
-    ) -> Callable[..., Any]:
-        """What is traced of a wrapped call of a recorder."""
-        key = key_of(recorder)
-        return function if key == NOBODY else self.traced(function, key, site, index)
-
-    def flags(self) -> int:
-        """RECOMPUTE where a forward runs inside backward: that is activation recompute."""
-        return 0 if self.graph_task() == -1 else _RECOMPUTE
-
-    def error_flags(self, error: BaseException) -> int:
-        """Flags of a call that `error` leaves."""
-        flags = self.flags()
-        return flags if isinstance(error, self.stop_recompute) else flags | _ERROR
-
-
 def timed(
     function: Callable[..., Any], recorder: Recorder, site: int, *, observe: Observer | None = None
 ) -> Callable[..., Any]:
@@ -163,7 +62,16 @@ def timed(
     state = TorchState()
     compiling, graph_task, grad_enabled = state.compiling, state.graph_task, state.grad_enabled
     # What a router's result is counted as is part of its graph.
-    in_graph = state.in_graph(function, recorder, site, getattr(observe, "index_in_graphs", -1))
+    index = getattr(observe, "index_in_graphs", -1)
+    in_graph = state.in_graph(function, recorder, site, index)
+
+    def learn() -> None:
+        nonlocal compiling, graph_task, grad_enabled, in_graph
+        compiling, graph_task, grad_enabled = state.compiling, state.graph_task, state.grad_enabled
+        if recorder is not RETIRED:
+            in_graph = state.in_graph(function, recorder, site, index)
+
+    state.once_torch_is_there(learn)
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

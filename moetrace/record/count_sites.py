@@ -31,3 +31,11 @@ class CountSite:
     pads to a capacity or sends one copy per rank."""
     at_exchange: bool = False
     """Rows received are counted where the exchange hands them over, since the layer does not show them."""
+
+    @property
+    def notes_recompute(self) -> bool:
+        """Whether pairs that activation recompute sees again are noted here, apart from those of the forward.
+
+        Each pair once, where it is routed; every other kind is of the same pairs and leaves them out.
+        """
+        return self.kind is CountKind.ROUTED

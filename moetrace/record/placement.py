@@ -1,4 +1,4 @@
-"""A placement as users give it -> a checked map and its terms. Pure; runs at a change, never per step.
+"""A placement as users give it -> a checked map and its terms. Runs at a change, never per step.
 
 Nothing here waits for a device: a tensor that is not in host memory is refused, and copying it
 is the caller's to do (`.cpu()`), at a moment of their choice.
@@ -6,13 +6,14 @@ is the caller's to do (`.cpu()`), at a moment of their choice.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from moetrace.errors import ConfigError
 from moetrace_schemas.enums import CountIds
-from moetrace_schemas.placement import EMPTY, PlacementError, PlacementMap, PlacementTerms
+from moetrace_schemas.placement import EMPTY, PlacementError, PlacementMap, PlacementTerms, check_version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,57 @@ class PlacementRecord:
     map: PlacementMap
     terms: PlacementTerms
     start_unix_ns: int
+
+
+def make_placement(
+    version: int,
+    given: object,
+    *,
+    step: int,
+    layers: Sequence[int] | None,
+    num_experts: int | None,
+    ranks: int | None,
+    terms: Mapping[str, Any],
+    known_ranks: int,
+    known_layers: Sequence[int],
+) -> PlacementRecord | None:
+    """What `Tracer.placement` was given as a record; None for a version without a map.
+
+    Args:
+        version: of the placement.
+        given: the map, see `make_map`; None where there is none.
+        step: the step that it begins with.
+        layers: see `make_map`.
+        num_experts: see `make_map`.
+        ranks: expert-parallel ranks; default `known_ranks`.
+        terms: see `make_terms`.
+        known_ranks: of the model.
+        known_layers: of the model.
+
+    Raises:
+        ConfigError: a version, map or term that cannot be.
+    """
+    try:
+        check_version("version", version)
+    except PlacementError as error:
+        raise ConfigError(str(error)) from None
+    if given is None:
+        if terms or layers is not None or num_experts is not None or ranks is not None:
+            raise ConfigError("placement: terms without a map; pass physical_to_logical")
+        return None
+    return PlacementRecord(
+        version=version,
+        step=step,
+        map=make_map(
+            given,
+            layers=layers,
+            num_experts=num_experts,
+            ranks=known_ranks if ranks is None else ranks,
+            known_layers=known_layers,
+        ),
+        terms=make_terms(terms),
+        start_unix_ns=time.time_ns(),
+    )
 
 
 def make_terms(terms: Mapping[str, Any]) -> PlacementTerms:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 
 RUN_ID_PATTERN = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 """What a run id may look like: it becomes a label, a column value and part of file names."""
@@ -22,6 +23,7 @@ def _digest(size: int, person: bytes, *parts: bytes) -> bytes:
     return hasher.digest()
 
 
+@lru_cache(maxsize=256)  # a collector asks for all ranks of a step
 def trace_id(run_id: str, step: int) -> int:
     """128-bit trace id of a step, the same on every rank: blake2b-128(run id, step)."""
     digest = _digest(16, b"moetrace.trace", run_id.encode(), step.to_bytes(8, "little"))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import moetrace
-from moetrace.instrument.wrap import graphs_compiled
+from moetrace.instrument.torch_state import graphs_compiled
 from moetrace.record.types import StepRecord
 from moetrace.testing import MemoryEmitter
 from moetrace_schemas.columns import RowFlag

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from frameworks import support
-from moetrace.instrument.install import ADAPTERS
+from moetrace.instrument.find_layers import ADAPTERS
 
 HERE = Path(__file__).resolve().parent
 OWN = {"reference"}

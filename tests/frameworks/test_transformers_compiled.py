@@ -15,6 +15,7 @@ from moetrace.config import Config  # noqa: E402
 from moetrace.context import RankContext  # noqa: E402
 from moetrace.testing import MemoryEmitter  # noqa: E402
 from moetrace.tracer import Tracer  # noqa: E402
+from moetrace_schemas.columns import RowFlag  # noqa: E402
 from moetrace_schemas.enums import CountKind, Direction, Phase  # noqa: E402
 
 
@@ -133,3 +134,41 @@ def test_a_compiled_model_has_no_more_graph_breaks_and_the_same_numbers(
     assert bool(backward_phases(step)) == backward
     assert tracer.guard.errors == {}
     tracer.shutdown()
+
+
+def recomputed(step: Any) -> set[tuple[int, Phase]]:
+    """Layers and phases of activation recompute."""
+    rows = [row for row in step.phases if row.flags & RowFlag.RECOMPUTE]
+    return {(row.layer, row.phase) for row in rows if row.phase is not Phase.OUTSIDE}
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable. is deprecated:FutureWarning")
+@pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
+def test_gradient_checkpointing_is_recompute_in_a_compiled_model_too(reentrant: bool) -> None:
+    """The phases and pairs of the eager run's recompute, and the compiled model's own numbers bit for bit."""
+    model = tiny_model("batched_mm").train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    torch._dynamo.utils.counters.clear()
+    plain = run(torch.compile(model, backend="aot_eager"), backward=True)
+    without = breaks()
+    steps = []
+    for compile_it in (False, True):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        tracer, emitter = tracer_and_emitter()
+        tracer.instrument(model)
+        runs: Any = torch.compile(model, backend="aot_eager") if compile_it else model
+        with tracer.step():
+            traced = run(runs, backward=True)
+        steps += emitter.wait_for(1)
+        assert tracer.guard.errors == {}
+        tracer.shutdown()
+    assert breaks() == without
+    assert all(torch.equal(a, b) for a, b in zip(plain, traced, strict=True))
+    eager, step = steps
+    assert recomputed(step) == recomputed(eager)
+    assert {(layer, Phase.EXPERT_GEMM) for layer in (0, 1)} <= recomputed(step)
+    totals = {kind: sum(sum(row.counts) for row in step.experts if row.kind is kind) for kind in CountKind}
+    assert (totals[CountKind.ROUTED], totals[CountKind.RECOMPUTE]) == (96, 96)
+    assert step.experts == eager.experts

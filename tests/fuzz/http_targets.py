@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
+from starlette.routing import Route
 from starlette.types import Message
 
 from fuzz.scratch import scratch_folder
@@ -77,7 +78,7 @@ class HttpTarget:
         self._loop = asyncio.new_event_loop()
         atexit.register(self._loop.close)
         otlp = otlp_http.OtlpHttpReceiver(handler, max_body_bytes=100_000, max_decompressed_bytes=200_000)
-        app = Starlette(routes=[otlp.route(), *views.routes()])
+        app = Starlette(routes=[Route(otlp_http.PATH, otlp), *views.routes()])
         app.router.redirect_slashes = False
         self._app = AccessGate(
             app,

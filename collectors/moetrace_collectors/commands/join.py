@@ -7,6 +7,7 @@ import logging
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +25,7 @@ from moetrace_collectors.store_errors import store_answers
 
 if TYPE_CHECKING:
     from moetrace_collectors.sinks.base import StepResult
+    from moetrace_collectors.store_join.executions import ReuseNotice
 
 HELP = "judge the steps in a store that collect --join=store has filled"
 INTERVAL_S = 1.0
@@ -78,6 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _join(address: StoreAddress, arguments: argparse.Namespace, undo: ExitStack) -> int:
     from moetrace_collectors.roll_ups.roll_up import RollUp, RollUpSettings
     from moetrace_collectors.roll_ups.thread import RollUpThread
+    from moetrace_collectors.store_join.executions import AGAIN_REASON
+    from moetrace_collectors.store_join.lease import JoinLease, StandIn, Turns
     from moetrace_collectors.store_join.store_joiner import JoinSettings, StoreJoiner, join_until
 
     endpoint = join_endpoint.open_endpoint(arguments, undo)
@@ -115,17 +119,34 @@ def _join(address: StoreAddress, arguments: argparse.Namespace, undo: ExitStack)
             flush=True,
         )
 
-    joiner = StoreJoiner(
-        client,
-        JoinSettings(
-            database=arguments.database,
-            timeout_s=arguments.join_timeout_s,
-            look_back_hours=arguments.look_back_hours,
-            run_id=arguments.run_id,
-        ),
-        on_written=written,
-        on_lost=lost,
-    )
+    def reused(notice: ReuseNotice) -> None:
+        if endpoint is not None and notice.reason == AGAIN_REASON:
+            endpoint.metrics.own.reused_run_ids.add()
+
+    def begin() -> StoreJoiner:
+        return StoreJoiner(
+            client,
+            JoinSettings(
+                database=arguments.database,
+                timeout_s=arguments.join_timeout_s,
+                look_back_hours=arguments.look_back_hours,
+                run_id=arguments.run_id,
+            ),
+            on_written=written,
+            on_lost=lost,
+            on_reused=reused,
+            book=None if endpoint is None else endpoint.metrics.book,
+        )
+
+    joiner: Turns
+    if address.embedded_path is not None:
+        joiner = begin()  # nobody else can open the store
+    else:
+        lease = JoinLease(
+            client, database=arguments.database, run_id=arguments.run_id, clock_s=time.monotonic
+        )
+        undo.callback(lease.leave)
+        joiner = StandIn(lease, begin, on_standing_by=lambda: _standing_by(address, arguments.once))
     if arguments.once:
         print(f"judged {count(joiner.turn(), 'step')}")
         with store_answers():
@@ -151,6 +172,13 @@ def _join(address: StoreAddress, arguments: argparse.Namespace, undo: ExitStack)
     finally:
         roll_ups.stop(timeout_s=STOP_TIMEOUT_S)
     return 0
+
+
+def _standing_by(address: StoreAddress, once: bool) -> None:
+    who = f"another moetrace join is at work in {address.display}"
+    if once:
+        raise UsageError(f"{who}: leave the steps to it, or stop it; one that was killed counts for a minute")
+    print(f"moetrace join: {who}; standing by", file=sys.stderr, flush=True)
 
 
 def _turned(num_steps: int, endpoint: join_endpoint.Endpoint | None) -> None:

@@ -38,6 +38,14 @@ class ClientLedgerStore:
         """See LedgerStore."""
         return next(iter(self._rows(names.NEWEST_APPLIED, run_id)), None)
 
+    def last_applied(self, run_id: str) -> list[LedgerRow]:
+        """The last three epochs that were seen to begin, the newest first."""
+        return self._rows(names.LAST_APPLIED, run_id)
+
+    def judged(self, run_id: str, version: int) -> list[LedgerRow]:
+        """Verdicts of a version, the newest first."""
+        return self._rows(names.JUDGED_OF_VERSION, run_id, version=version)
+
     def insert(self, row: LedgerRow) -> None:
         """See LedgerStore."""
         self._client.insert(

@@ -6,7 +6,7 @@ Each look is another chance to be wrong, so the interval is wider than that of o
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,6 +46,23 @@ class _Epoch:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastEpoch:
+    """An epoch of which another process has seen steps."""
+
+    version: int
+    first_step: int
+    num_steps: int
+    """Steps that were taken; of them MAX_STEPS of each forward mode were kept."""
+    by_mode: Mapping[str, Sequence[Sample]]
+    """The newest of them, by step."""
+
+    def kept(self) -> _Epoch:
+        """As the process kept it."""
+        by_mode = {mode: deque(samples, maxlen=MAX_STEPS) for mode, samples in self.by_mode.items()}
+        return _Epoch(version=self.version, first_step=self.first_step, by_mode=by_mode, steps=self.num_steps)
+
+
 @dataclass(slots=True)
 class _Run:
     now: _Epoch
@@ -66,6 +83,27 @@ class ChangeJudge:
         self._terms[(run_id, version)] = terms
         if len(self._terms) > MAX_RUNS:
             self._terms.popitem(last=False)
+        run = self._runs.get(run_id)
+        if run is not None and run.now.version == version:
+            run.terms = terms
+
+    def knows(self, run_id: str) -> bool:
+        """Whether a step of this run was taken, or what came before is known otherwise."""
+        return run_id in self._runs
+
+    def resume(self, run_id: str, now: PastEpoch, before: PastEpoch | None) -> None:
+        """Go on where another process stopped.
+
+        Args:
+            run_id: the run.
+            now: its current epoch as far as it has come.
+            before: the epoch that it is still compared with; None where there is none, or it was judged.
+        """
+        run = _Run(now=now.kept(), before=None if before is None else before.kept())
+        run.terms = self._terms.get((run_id, now.version), run.terms)
+        while run.next_look <= run.now.steps:
+            run.next_look *= 2
+        self._keep(run_id, run)
 
     def take(
         self, joined: JoinedStep, verdict: StepVerdict, loads: Sequence[LayerLoad], version: int
@@ -82,9 +120,8 @@ class ChangeJudge:
         run = self._runs.get(joined.run_id)
         result = None
         if run is None:
-            self._runs[joined.run_id] = run = self._begin(joined, version, None)
-            if len(self._runs) > MAX_RUNS:
-                self._runs.popitem(last=False)
+            run = self._begin(joined, version, None)
+            self._keep(joined.run_id, run)
         elif run.now.version != version:
             if joined.step < run.now.first_step:
                 return None  # a straggler of the epoch before
@@ -103,6 +140,12 @@ class ChangeJudge:
                 run.before = None
                 return version, found
         return result
+
+    def _keep(self, run_id: str, run: _Run) -> None:
+        self._runs[run_id] = run
+        self._runs.move_to_end(run_id)
+        if len(self._runs) > MAX_RUNS:
+            self._runs.popitem(last=False)
 
     def _begin(self, joined: JoinedStep, version: int, before: _Epoch | None) -> _Run:
         terms = self._terms.get((joined.run_id, version))

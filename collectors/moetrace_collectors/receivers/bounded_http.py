@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections with a bound on their number and on how long a request's head may take.
+"""HTTP/1.1 connections: bounds on their number, on a head's time, and on what surrounds a body.
 
 ::
 
@@ -6,7 +6,8 @@
        |<-- HEAD_TIMEOUT_S at most -->|<- receiver ->|            |<- keep-alive ->|
 
 uvicorn bounds the time between requests and nothing else: connections that send half a head, or nothing,
-would be kept for ever, and a thousand of them shut everyone else out.
+would be kept for ever, and a thousand of them shut everyone else out. Its parser in C keeps whatever a head
+or a trailer holds, so that is bounded here, too.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from moetrace_schemas.enums import RefuseReason
 
 HEAD_TIMEOUT_S = 20.0
+MAX_HEAD_BYTES = 64 * 1024
+"""Of a request's line and headers. With the longest URL that a query comes in."""
+FRAMING_PER_BODY_BYTE = 16
+"""A chunk of one byte takes six; what is beyond is chunk extensions and trailers, which nobody needs."""
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Type: text/plain; charset=utf-8\r\nContent-Length: 36\r\n\r\n"
@@ -39,14 +43,19 @@ def bounded_protocol(
         head_timeout_s: a connection whose request's head is not complete by then is closed, seconds.
     """
 
-    class BoundedProtocol(H11Protocol):  # type: ignore[misc]
+    class BoundedProtocol(HttpToolsProtocol):  # type: ignore[misc]
         """One connection."""
 
         _head_timer: asyncio.TimerHandle | None = None
+        _is_in_head = False
+        _framing_bytes = _body_bytes = 0
+        """Of the request that is being read."""
 
         def connection_made(self, transport: Any) -> None:
             """Take the connection, or close it where there are enough."""
             super().connection_made(transport)
+            # An "Upgrade: websocket" gets an ordinary answer; uvicorn writes two lines to the log for each.
+            self._unsupported_upgrade_warning = _say_nothing
             if len(self.connections) > max_connections:
                 count(RefuseReason.TOO_MANY_CONNECTIONS)
                 transport.write(_BUSY)
@@ -58,15 +67,49 @@ def bounded_protocol(
             """Feed the parser; the head's time runs from the first byte that begins one."""
             if self.transport.is_closing():
                 return
+            self._framing_bytes += len(data)
             super().data_received(data)
-            if self.conn.their_state is h11.IDLE:
+            if self.transport.is_closing():
+                return
+            if self._framing_bytes > MAX_HEAD_BYTES + FRAMING_PER_BODY_BYTE * self._body_bytes:
+                self.send_400_response(f"more than {MAX_HEAD_BYTES} bytes of headers")
+                return
+            # Also what follows a request that is answered before its body was read.
+            if self._is_in_head or self.cycle is None or self.cycle.response_complete:
                 self._start_head_timer()
             else:
                 self._stop_head_timer()
 
+        def on_message_begin(self) -> None:
+            """Parser: the first byte of a request."""
+            super().on_message_begin()
+            self._is_in_head = True
+            self._framing_bytes = self._body_bytes = 0
+
+        def on_headers_complete(self) -> None:
+            """Parser: the head is complete; what is raised becomes a 400."""
+            if sum(name == b"host" for name, _ in self.headers) > 1:
+                # Two servers in a row could each believe another one.
+                raise ValueError("two Host headers")
+            self._is_in_head = False
+            self._framing_bytes = self._body_bytes = 0
+            super().on_headers_complete()
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            """Parser: a header; those behind a body say nothing that is used here."""
+            if self._is_in_head:
+                super().on_header(name, value)
+
+        def on_body(self, body: bytes) -> None:
+            """Parser: a part of the body."""
+            self._framing_bytes -= len(body)
+            self._body_bytes += len(body)
+            super().on_body(body)
+
         def on_response_complete(self) -> None:
             """Between requests uvicorn's own timer watches."""
-            self._stop_head_timer()
+            if not self._is_in_head:
+                self._stop_head_timer()
             super().on_response_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -95,3 +138,7 @@ def bounded_protocol(
             self.transport.abort()
 
     return BoundedProtocol
+
+
+def _say_nothing() -> None:
+    pass

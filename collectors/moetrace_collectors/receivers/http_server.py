@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moetrace_collectors.access.control import AccessControl, open_access
 from moetrace_collectors.access.gate import AccessGate
@@ -56,13 +57,15 @@ class HttpServer:
         self,
         routes: Sequence[BaseRoute],
         *,
+        direct: Mapping[str, ASGIApp] | None = None,
         control: AccessControl | None = None,
         scopes: RouteScopes | None = None,
     ) -> None:
         """Serve these routes; returns once requests are answered.
 
         Args:
-            routes: all of them.
+            routes: of the web framework.
+            direct: applications by path that do without it, all methods of the path.
             control: who may ask; None for everyone.
             scopes: scopes of routes by path; those not named ask for `read`.
         """
@@ -71,7 +74,7 @@ class HttpServer:
         # A redirect would repeat what the request says of its host and query; who errs by a slash gets 404.
         app.router.redirect_slashes = False
         gate = AccessGate(
-            app,
+            _by_path(direct or {}, app),
             control=control,
             scopes=scopes or {},
             loopback_only=is_loopback(self._socket.getsockname()[0]),
@@ -112,3 +115,10 @@ class HttpServer:
             self._server.should_exit = True
             self._thread.join(GRACE_S + 5)
         self._socket.close()
+
+
+def _by_path(direct: Mapping[str, ASGIApp], others: ASGIApp) -> ASGIApp:
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        await direct.get(scope["path"], others)(scope, receive, send)
+
+    return application

@@ -1,4 +1,8 @@
-"""OTLP over HTTP: POST /v1/traces in protobuf or JSON, plain or gzip."""
+"""OTLP over HTTP: POST /v1/traces in protobuf or JSON, plain or gzip. An ASGI application.
+
+Nearly all requests come here, and all threads of the collector take turns at one interpreter: what a web
+framework puts around a request is as much of that as to decode it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from google.protobuf import json_format
 from google.protobuf.message import Message
 from google.rpc.status_pb2 import Status
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import Receive, Send
+from starlette.types import Scope as AsgiScope
 
 from moetrace_collectors.access.scopes import RouteScopes, Scope
 from moetrace_collectors.receivers.handler import (
@@ -40,8 +44,11 @@ MAX_CONCURRENT = 16
 """Requests decoded at once, and bodies of full size in memory at once. How many are being read is not
 bounded by this: a sender that is slow must not take the place of one that is not."""
 RETRY_AFTER_S = 1
-_CANCELLED_STATUS = 499
 _GRPC_INVALID_ARGUMENT, _GRPC_UNAVAILABLE = 3, 14
+
+
+class _DisconnectedError(Exception):
+    """The sender went away before its body was complete."""
 
 
 class OtlpHttpReceiver:
@@ -65,20 +72,30 @@ class OtlpHttpReceiver:
         self._max_held_bytes = MAX_CONCURRENT * max_body_bytes
         self._held_bytes = 0
 
-    def route(self) -> Route:
-        """The route to mount."""
-        return Route(PATH, self._export, methods=["POST"])
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["method"] != "POST":
+            answer: Response | None = PlainTextResponse(
+                "send traces here by POST\n", 405, headers={"Allow": "POST"}
+            )
+        else:
+            answer = await self._export(dict(scope["headers"]), receive)
+        if answer is not None:
+            await send(
+                {"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers}
+            )
+            await send({"type": "http.response.body", "body": answer.body})
 
-    async def _export(self, request: Request) -> Response:
-        content_type = request.headers.get("content-type", "")
-        encoding = request.headers.get("content-encoding", "").strip().lower()
-        body = bytearray()
+    async def _export(self, headers: dict[bytes, bytes], receive: Receive) -> Response | None:
+        content_type = headers.get(b"content-type", b"").decode("latin-1")
+        encoding = headers.get(b"content-encoding", b"").decode("latin-1").strip().lower()
+        parts: list[bytes] = []
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
-                await self._read(request, body)
+                await self._read(headers, receive, parts)
             async with self._places:
                 return await asyncio.get_running_loop().run_in_executor(
-                    self._threads, self._take, bytes(body), content_type, encoding
+                    self._threads, self._take, b"".join(parts), content_type, encoding
                 )
         except BodyError as error:
             self._handler.refuse(error.reason, str(error), b"")
@@ -89,22 +106,30 @@ class OtlpHttpReceiver:
             message = f"body not received within {BODY_TIMEOUT_S:g} s"
             self._handler.refuse(RejectReason.MALFORMED_REQUEST, message, b"")
             return _answer(_status(_GRPC_INVALID_ARGUMENT, message), content_type, 408)
-        except ClientDisconnect:
+        except _DisconnectedError:
             # Nothing was acknowledged, so the sender still has it.
-            return Response(status_code=_CANCELLED_STATUS)
+            return None
         finally:
-            self._held_bytes -= len(body)
+            self._held_bytes -= sum(map(len, parts))
 
-    async def _read(self, request: Request, body: bytearray) -> None:
-        declared = request.headers.get("content-length", "")
+    async def _read(self, headers: dict[bytes, bytes], receive: Receive, parts: list[bytes]) -> None:
+        declared = headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > self._max_body_bytes:
             raise too_large(self._max_body_bytes, "as sent")
-        async for part in request.stream():
-            if len(body) + len(part) > self._max_body_bytes:
+        size = 0
+        has_more = True
+        while has_more:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise _DisconnectedError
+            part = message.get("body", b"")
+            has_more = message.get("more_body", False)
+            size += len(part)
+            if size > self._max_body_bytes:
                 raise too_large(self._max_body_bytes, "as sent")
             if self._held_bytes + len(part) > self._max_held_bytes:
                 raise OverloadedError("too many large requests at once", retry_after_s=RETRY_AFTER_S)
-            body += part
+            parts.append(part)
             self._held_bytes += len(part)
 
     def _take(self, body: bytes, content_type: str, encoding: str) -> Response:

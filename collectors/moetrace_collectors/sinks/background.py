@@ -1,20 +1,22 @@
-"""A sink whose writes run in a thread of their own: while one batch is stored, the next is joined.
+"""A sink whose writes run in threads of their own: while batches are stored, the next is joined.
 
 ::
 
-    worker: take_step ... -> buffer --flush--> batch (at most one) --> thread: the sink's own flush, retried
-                              ^                    |
-                              `-- full, and the batch before is still being written: the worker waits
+    worker: take_step ... -> buffer --flush--> batch --> a thread that is free: its own sink's flush, retried
+                              ^                  |
+                              `-- full, and no thread is free: the worker waits
 
-Two batches at most are in memory, so a store that is slow or away still fills the intake and then the log,
-as if the worker wrote itself.
+Each thread writes one batch at a time, so the batches in memory are bounded, and a store that is slow or
+away still fills the intake and then the log, as if the worker wrote itself. Batches may end in another order
+than they began; what counts as written is all before the first that is not.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from moetrace_collectors.events import CollectorEvent
 from moetrace_collectors.joiner import size_bytes
@@ -29,55 +31,76 @@ CHECK_S = 1.0
 """Between looks at whether the thread still lives, while the worker waits for it."""
 
 
+_Give = Callable[[Sink], None]
+"""Gives one record to a sink."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Batch:
+    """What one thread writes at once."""
+
+    records: list[_Give]
+    num_steps: int
+    until: int
+    """How many records had been taken when it was handed over."""
+    is_written: bool = False
+
+
 class BackgroundSink:
-    """Buffers for one thread, writes in another; the sink within is touched by that other one only."""
+    """Buffers for one thread, writes in others; each sink within is touched by its own thread only."""
 
     def __init__(
         self,
-        sink: Sink,
+        sinks: Sequence[Sink],
         *,
         batch_bytes: int,
         batch_interval_ns: int,
         clock_ns: Callable[[], int],
     ) -> None:
-        """Take a sink; nothing is written before `start`.
+        """Take sinks of one destination; nothing is written before `start`.
 
         Args:
-            sink: where batches go.
+            sinks: where batches go, to whichever is free; one at least.
             batch_bytes: size of the buffered rank steps that makes a batch.
             batch_interval_ns: age of the oldest buffered record that makes a batch.
             clock_ns: monotonic clock.
         """
-        self.name = sink.name
-        self._sink = sink
+        self.name = sinks[0].name
+        self._sinks = tuple(sinks)
         self._batch_bytes = batch_bytes
         self._batch_interval_ns = batch_interval_ns
         self._clock_ns = clock_ns
-        self._buffer: list[Callable[[], None]] = []
+        self._buffer: list[_Give] = []
         self._buffered_steps = self._buffered_bytes = self._buffered_events = 0
         self._oldest_ns: int | None = None
         self._condition = threading.Condition()
-        self._batch: list[Callable[[], None]] = []
-        self._batch_steps = 0
-        self._num_taken = self._num_handed_over = self._num_written = 0
+        self._waiting: deque[_Batch] = deque()
+        """Handed over, and not yet begun by a thread that is free."""
+        self._handed_over: deque[_Batch] = deque()
+        """In their order; the first is not written."""
+        self._num_taken = self._num_written = 0
         self._gave_up = self._closing = False
-        self._thread: threading.Thread | None = None
+        self._threads: tuple[threading.Thread, ...] = ()
 
     def start(self, write: Callable[[Sink], bool]) -> None:
         """Begin to write.
 
         Args:
-            write: flushes the sink, trying again as long as it makes sense; False where it gave up.
+            write: flushes a sink, trying again as long as it makes sense; False where it gave up.
         """
-        self._thread = threading.Thread(
-            target=self._run, args=(write,), name=f"moetrace-{self.name}", daemon=True
+        self._threads = tuple(
+            threading.Thread(
+                target=self._run, args=(sink, write), name=f"moetrace-{self.name}-{number}", daemon=True
+            )
+            for number, sink in enumerate(self._sinks)
         )
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     @property
     def num_waiting_steps(self) -> int:
         """See Sink."""
-        return self._buffered_steps + self._batch_steps
+        return self._buffered_steps + sum(batch.num_steps for batch in tuple(self._handed_over))
 
     @property
     def num_taken(self) -> int:
@@ -90,112 +113,115 @@ class BackgroundSink:
         return self._num_written
 
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread is not None and self._thread.is_alive()
+        """Whether all threads run."""
+        return bool(self._threads) and all(thread.is_alive() for thread in self._threads)
 
     def take_step(self, result: StepResult) -> None:
         """See Sink."""
         size = sum(size_bytes(rank_step) for rank_step in result.joined.rank_steps)
-        self._take(partial(self._sink.take_step, result), size=size)
+        self._take(lambda sink: sink.take_step(result), size=size)
         self._buffered_steps += 1
 
     def take_unjoined(self, rank_step: RankStep) -> None:
         """See Sink."""
-        self._take(partial(self._sink.take_unjoined, rank_step), size=size_bytes(rank_step))
+        self._take(lambda sink: sink.take_unjoined(rank_step), size=size_bytes(rank_step))
 
     def take_late(self, rank_step: RankStep) -> None:
         """See Sink."""
-        self._take(partial(self._sink.take_late, rank_step), size=size_bytes(rank_step))
+        self._take(lambda sink: sink.take_late(rank_step), size=size_bytes(rank_step))
 
     def take_event(self, event: CollectorEvent) -> None:
         """See Sink."""
-        self._take(partial(self._sink.take_event, event), size=EVENT_BYTES + len(event.detail))
+        self._take(lambda sink: sink.take_event(event), size=EVENT_BYTES + len(event.detail))
         self._buffered_events += 1
 
     def is_due(self, now_ns: int) -> bool:
-        """See Sink: what is only old waits for the thread, what is full does not."""
+        """See Sink: what is only old waits until nothing is written, what is full does not."""
         if self._buffered_bytes >= self._batch_bytes or self._buffered_events >= MAX_EVENTS:
             return True
         is_old = self._oldest_ns is not None and now_ns - self._oldest_ns >= self._batch_interval_ns
-        return is_old and not self._is_writing
+        return is_old and not self._handed_over
 
     def flush(self) -> None:
-        """See Sink: returns once the thread has the batch; it waits for the one before.
+        """See Sink: returns once a thread has the batch; it waits for one that is free.
 
         Raises:
-            RuntimeError: the thread has ended by a fault of ours.
+            RuntimeError: a thread has ended by a fault of ours.
         """
         with self._condition:
-            while self._is_writing and self._is_working():
+            while len(self._handed_over) >= len(self._sinks) and self._is_working():
                 self._condition.wait(CHECK_S)
             if not self._buffer or self._gave_up:
                 return
-            self._batch, self._buffer = self._buffer, []
-            self._batch_steps, self._buffered_steps = self._buffered_steps, 0
+            batch = _Batch(records=self._buffer, num_steps=self._buffered_steps, until=self._num_taken)
+            self._buffer, self._buffered_steps = [], 0
             self._buffered_bytes, self._buffered_events, self._oldest_ns = 0, 0, None
-            self._num_handed_over = self._num_taken
+            self._handed_over.append(batch)
+            self._waiting.append(batch)
             self._condition.notify_all()
 
     def finish(self) -> bool:
-        """Write everything and end the thread; False where it gave up."""
+        """Write everything and end the threads; False where one gave up."""
         self.flush()
         self.end()
         return self._num_written == self._num_taken
 
     def end(self) -> None:
-        """End the thread once it has written or given up the batch it has."""
+        """End the threads once they have written or given up the batches they have."""
         with self._condition:
             self._closing = True
             self._condition.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def abandon(self) -> None:
         """See Sink; after `end`."""
-        for give in self._buffer:
-            give()
+        first = self._sinks[0]
+        for records in (*(batch.records for batch in self._waiting), self._buffer):
+            for give in records:
+                give(first)
         self._buffer = []
-        self._sink.abandon()
+        self._waiting.clear()
+        for sink in self._sinks:
+            sink.abandon()
 
     def close(self) -> None:
         """See Sink."""
-        self._sink.close()
-
-    @property
-    def _is_writing(self) -> bool:
-        return self._num_written < self._num_handed_over
+        for sink in self._sinks:
+            sink.close()
 
     def _is_working(self) -> bool:
         if self._gave_up:
             return False
         if not self.is_alive():
-            raise RuntimeError(f"the thread that writes to {self.name} has ended")
+            raise RuntimeError(f"a thread that writes to {self.name} has ended")
         return True
 
-    def _take(self, give: Callable[[], None], *, size: int) -> None:
+    def _take(self, give: _Give, *, size: int) -> None:
         self._buffer.append(give)
         self._num_taken += 1
         self._buffered_bytes += size
         if self._oldest_ns is None:
             self._oldest_ns = self._clock_ns()
 
-    def _run(self, write: Callable[[Sink], bool]) -> None:
+    def _run(self, sink: Sink, write: Callable[[Sink], bool]) -> None:
         while True:
             with self._condition:
-                while not self._batch and not self._closing:
+                while not self._waiting and not self._closing:
                     self._condition.wait()
-                batch, self._batch = self._batch[::-1], []
-                until = self._num_handed_over
-            if not batch:
-                return
-            while batch:
+                if not self._waiting or self._gave_up:
+                    return
+                batch = self._waiting.popleft()
+            records, batch.records = batch.records[::-1], []
+            while records:
                 # Not kept here: once the sink has made rows of a step, its memory can go.
-                batch.pop()()
-            is_written = write(self._sink)
+                records.pop()(sink)
+            is_written = write(sink)
             with self._condition:
-                self._gave_up = not is_written
-                if is_written:
-                    self._num_written, self._batch_steps = until, 0
+                batch.is_written = is_written
+                self._gave_up = self._gave_up or not is_written
+                while self._handed_over and self._handed_over[0].is_written:
+                    self._num_written = self._handed_over.popleft().until
                 self._condition.notify_all()
             if not is_written:
                 return

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from moetrace_collectors.model import IntArray, RankStep
+from moetrace_collectors.model import ExpertCounts, IntArray, RankStep
 from moetrace_schemas.columns import RowFlag
 from moetrace_schemas.enums import (
     COACTIVATION_SPAN_BY_CODE,
@@ -78,7 +78,8 @@ def _texts(codes: Any, texts: list[str]) -> Any:
 
 
 def _joined(arrays: Sequence[IntArray], dtype: type[Any]) -> Any:
-    return np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.empty(0, dtype=dtype)
+    # In its own type at once: fresh memory is what a column costs most, and these were checked to fit.
+    return np.concatenate(arrays, dtype=dtype, casting="unsafe") if arrays else np.empty(0, dtype=dtype)
 
 
 def phase_spans(steps: Sequence[RankStep]) -> TableColumns:
@@ -116,6 +117,20 @@ def expert_loads(steps: Sequence[RankStep]) -> TableColumns:
     """One row per expert, layer and kind. Zeros are kept for routed, so that a dead expert shows."""
     entries = [(step, entry) for step in steps for entry in step.experts]
     experts = [_kept_experts(entry.kind, entry.counts) for _, entry in entries]
+    return _expert_counts("expert_loads", entries, experts)
+
+
+def unfolded_expert_loads(steps: Sequence[RankStep]) -> TableColumns:
+    """The same of counts that are not folded yet. Zeros are kept: a map belongs to so many numbers."""
+    entries = [(step, entry) for step in steps for entry in step.unfolded]
+    return _expert_counts(
+        "unfolded_expert_loads", entries, [np.arange(len(entry.counts)) for _, entry in entries]
+    )
+
+
+def _expert_counts(
+    table: str, entries: Sequence[tuple[RankStep, ExpertCounts]], experts: Sequence[IntArray]
+) -> TableColumns:
     counts = [entry.counts[chosen] for (_, entry), chosen in zip(entries, experts, strict=True)]
     of = _Repeated([len(chosen) for chosen in experts])
     step_times = of.numbers([step.start_unix_ns // NS_PER_MS for step, _ in entries], np.int64)
@@ -133,7 +148,7 @@ def expert_loads(steps: Sequence[RankStep]) -> TableColumns:
         "placement_version": of.numbers([step.placement_version for step, _ in entries], np.uint32),
         "step_time": pa.array(step_times, type=_MS),
     }
-    return TableColumns(table="expert_loads", arrow=pa.table(columns))
+    return TableColumns(table=table, arrow=pa.table(columns))
 
 
 def _kept_experts(kind: int, counts: IntArray) -> IntArray:

@@ -19,6 +19,7 @@ from moetrace_collectors.sinks.clickhouse_columns import (
     expert_loads,
     phase_spans,
     rank_traffic,
+    unfolded_expert_loads,
 )
 from moetrace_schemas import identity
 from moetrace_schemas.enums import PHASE_BY_CODE, ROUTING_VIOLATION_BY_CODE
@@ -65,6 +66,7 @@ def rank_step_rows(
     return (
         phase_spans(rank_steps),
         expert_loads(rank_steps),
+        unfolded_expert_loads(rank_steps),
         rank_traffic(rank_steps),
         _routing_violations(rank_steps),
         expert_coactivation(rank_steps),

@@ -72,6 +72,7 @@ class LedgerSink:
         unix_ms: Callable[[], int],
         on_conflict: Callable[[PlacementReport], None],
         on_lost: Callable[[str, int], None],
+        judge: ChangeJudge | None = None,
     ) -> None:
         """Take a client of a migrated store.
 
@@ -82,12 +83,13 @@ class LedgerSink:
             unix_ms: wall clock.
             on_conflict: told of a mapping under a version that has another one.
             on_lost: told (table, rows) of rows that are given up.
+            judge: knows what was before this process; None: nothing was.
         """
         self._store = ClientLedgerStore(client, database=database)
         self._recorder = Recorder(self._store, unix_ms=unix_ms)
         self._on_conflict = on_conflict
         self._on_lost = on_lost
-        self._judge = ChangeJudge()
+        self._judge = ChangeJudge() if judge is None else judge
         self._waiting: deque[PlacementReport | EpochStart | Judged] = deque()
         self._num_taken = 0
         self._epochs: OrderedDict[str, tuple[int, int]] = OrderedDict()

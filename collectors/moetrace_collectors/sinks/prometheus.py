@@ -154,15 +154,23 @@ class PrometheusSink:
         for phase, duration_ns in verdict.phase_ns.items():
             if duration_ns > 0:
                 self._critical_path.add(duration_ns / NS_PER_S, (run_id, phase.value, mode))
+        # Summed first: a step has hundreds of exchanges, and every series is found by its labels.
+        extension: defaultdict[tuple[int, Phase], int] = defaultdict(int)
+        transfer: defaultdict[Phase, int] = defaultdict(int)
+        wait: defaultdict[Phase, int] = defaultdict(int)
         for barrier in verdict.barriers:
             if barrier.releaser_rank >= 0 and barrier.extension_ns > 0:
-                labels = (run_id, str(barrier.releaser_rank), barrier.work_phase.value)
-                self._extension.add(barrier.extension_ns / NS_PER_S, labels)
+                extension[barrier.releaser_rank, barrier.work_phase] += barrier.extension_ns
             if barrier.phase in _EXCHANGES:
-                self._transfer.add(barrier.transfer_ns / NS_PER_S, (run_id, barrier.phase.value))
-                self._wait.add(barrier.wait_sum_ns / NS_PER_S, (run_id, barrier.phase.value))
-                transfer_s = barrier.transfer_ns / NS_PER_S
-                self._exchange_transfer.observe(transfer_s, (run_id, barrier.phase.value, mode))
+                transfer[barrier.phase] += barrier.transfer_ns
+                wait[barrier.phase] += barrier.wait_sum_ns
+                labels = (run_id, barrier.phase.value, mode)
+                self._exchange_transfer.observe(barrier.transfer_ns / NS_PER_S, labels)
+        for (rank, phase), sum_ns in extension.items():
+            self._extension.add(sum_ns / NS_PER_S, (run_id, str(rank), phase.value))
+        for phase in transfer:
+            self._transfer.add(transfer[phase] / NS_PER_S, (run_id, phase.value))
+            self._wait.add(wait[phase] / NS_PER_S, (run_id, phase.value))
         for rank in verdict.missing_ranks:
             self._missing.add(labels=(run_id, str(rank)))
         suspect = verdict.suspect

@@ -35,7 +35,8 @@ def closed_steps(
     """Closed steps in order of closing, then of run and step number.
 
     Args:
-        rows: of queries.STEPS.
+        rows: of queries.STEPS, with `run_id`, and with `first_ms` and `last_ms`: when the first and the last
+            of their rows were stored.
         now_ms: the store's clock.
         timeout_ms: from a step's first row until it is judged without the missing ranks.
     """

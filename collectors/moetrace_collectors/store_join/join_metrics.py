@@ -33,7 +33,7 @@ class JoinMetrics:
         Args:
             series_budget: label sets of per-expert metrics at most, as of a collector.
         """
-        book = SeriesBook()
+        self.book = book = SeriesBook()
         self.own = SelfMetrics(book)
         self._sink = PrometheusSink(book, series_budget=series_budget)
         self._registry = CollectorRegistry(auto_describe=False)

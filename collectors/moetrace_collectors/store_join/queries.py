@@ -1,29 +1,76 @@
 """SQL of the join over the store. Values travel beside the text, as ClickHouse's own placeholders.
 
-`{since_ms}` bounds how far back steps are looked for; tables replace rows by key, so every read says FINAL.
+Steps are found by when their rows were stored (`rank_step_arrivals`), back to `{since_ms}`, and then named;
+tables replace rows by key, so every read of rows says FINAL.
 """
 
 from __future__ import annotations
 
-STEPS = """
-SELECT
-    run_id, step, sum(num_records) AS records, max(of_rank.world_size) AS world_size,
-    uniqExact(of_rank.world_size) AS world_sizes,
-    length(groupUniqArrayArray(arrayPushBack(of_rank.microbatches, 0))) AS num_microbatches,
-    toUnixTimestamp64Milli(min(first_at)) AS first_ms, toUnixTimestamp64Milli(max(last_at)) AS last_ms
-FROM
-(
-    SELECT run_id, step, rank, count() AS num_records, max(source.world_size) AS world_size,
-           groupUniqArray(microbatch) AS microbatches,
-           min(received_at) AS first_at, max(received_at) AS last_at
-    FROM {database:Identifier}.rank_steps AS source FINAL
-    WHERE late = 0 AND received_at >= fromUnixTimestamp64Milli({since_ms:Int64})
-      AND ({run:String} = '' OR run_id = {run:String})
-    GROUP BY run_id, step, rank
-) AS of_rank
+ARRIVED = """
+SELECT run_id, step, count() AS arrivals,
+       toUnixTimestamp64Milli(min(stored_at)) AS first_ms, toUnixTimestamp64Milli(max(stored_at)) AS last_ms
+FROM {database:Identifier}.rank_step_arrivals
+WHERE stored_at >= fromUnixTimestamp64Milli({since_ms:Int64}) AND ({run:String} = '' OR run_id = {run:String})
 GROUP BY run_id, step
 """
-"""Rank steps by step: who is there, and when the first and the last one were written."""
+"""Steps of which rows were stored since a time."""
+
+WRITTEN = """
+SELECT run_id, step,
+       toUnixTimestamp64Milli(min(received_at)) AS first_ms,
+       toUnixTimestamp64Milli(max(received_at)) AS last_ms
+FROM {database:Identifier}.rank_steps
+WHERE late = 0 AND received_at >= fromUnixTimestamp64Milli({since_ms:Int64})
+  AND ({run:String} = '' OR run_id = {run:String})
+GROUP BY run_id, step
+"""
+"""The same by the clocks of the collectors: rows of older versions, and those that expired there, have no
+arrival."""
+
+STEPS = """
+SELECT
+    step, sum(num_records) AS records, max(of_rank.world_size) AS world_size,
+    uniqExact(of_rank.world_size) AS world_sizes,
+    length(groupUniqArrayArray(arrayPushBack(of_rank.microbatches, 0))) AS num_microbatches
+FROM
+(
+    SELECT step, rank, count() AS num_records, max(source.world_size) AS world_size,
+           groupUniqArray(microbatch) AS microbatches
+    FROM {database:Identifier}.rank_steps AS source FINAL
+    WHERE late = 0 AND run_id = {run:String} AND step IN {steps:Array(UInt64)}
+    GROUP BY step, rank
+) AS of_rank
+GROUP BY step
+"""
+"""Who is there of each step."""
+
+EXECUTED_AGAIN = """
+SELECT step, tupleElement(slot, 1) AS rank, tupleElement(slot, 2) AS microbatch,
+       tupleElement(slot, 3) AS starts
+FROM
+(
+    SELECT step, min((rank, microbatch, starts)) AS slot
+    FROM
+    (
+        SELECT step, rank, microbatch, arraySort(groupUniqArray(toUnixTimestamp64Nano(start_time))) AS starts
+        FROM {database:Identifier}.rank_step_arrivals
+        WHERE run_id = {run:String} AND step IN {steps:Array(UInt64)}
+        GROUP BY step, rank, microbatch
+        HAVING length(starts) > 1
+    )
+    GROUP BY step
+)
+ORDER BY starts[1], step
+"""
+"""Steps that a rank executed more than once, and when, on the first such rank."""
+
+TOLD = """
+SELECT count() AS told
+FROM {database:Identifier}.collector_events
+WHERE kind = 'run_id_reused' AND run_id = {run:String} AND reason = {reason:String}
+  AND time >= fromUnixTimestamp64Milli({since_ms:Int64})
+"""
+"""Whether it has been said of a run id since a time."""
 
 JUDGED = """
 SELECT run_id, step
@@ -64,14 +111,17 @@ SETTINGS max_threads = 1
 """
 """One row per rank step, its columns in the order of the wire; one thread keeps that order."""
 
-EXPERTS = """
+_COUNTS = """
 SELECT step, rank, microbatch, layer, toString(count_kind) AS kind,
        groupArray(expert) AS experts, groupArray(count) AS counts
-FROM {database:Identifier}.expert_loads FINAL
+FROM {database:Identifier}.TABLE FINAL
 WHERE run_id = {run:String} AND step IN {steps:Array(UInt64)}
 GROUP BY step, rank, microbatch, layer, kind
 ORDER BY step, rank, microbatch, layer, kind
 """
+EXPERTS = _COUNTS.replace("TABLE", "expert_loads")
+UNFOLDED = _COUNTS.replace("TABLE", "unfolded_expert_loads")
+"""Counts of collectors that did not know the map of their placement."""
 
 TRAFFIC = """
 SELECT step, source_rank AS rank, microbatch, layer, toString(phase) AS phase,

@@ -47,6 +47,7 @@ class StoredRows:
     records: Iterable[Row]
     phases: Iterable[Row] = ()
     experts: Iterable[Row] = ()
+    unfolded: Iterable[Row] = ()
     traffic: Iterable[Row] = ()
     violations: Iterable[Row] = ()
     waits: Iterable[Row] = ()
@@ -56,6 +57,7 @@ def rank_steps_of_rows(stored: StoredRows) -> dict[int, list[RankStep]]:
     """Rank steps by step number, each in ascending order of (rank, microbatch)."""
     phases_of = {_key(row, "record_microbatch"): row for row in stored.phases}
     experts_of = _by_record((_key(row), _counts(row)) for row in stored.experts)
+    unfolded_of = _by_record((_key(row), _counts(row)) for row in stored.unfolded)
     traffic_of = _by_record((_key(row), _traffic(row)) for row in stored.traffic)
     violations_of = _by_record((_key(row), _violation(row)) for row in stored.violations)
     waits_of: dict[tuple[int, ...], list[WaitCycles]] = {}
@@ -68,6 +70,7 @@ def rank_steps_of_rows(stored: StoredRows) -> dict[int, list[RankStep]]:
             record,
             phases=_phases(phases_of.get(key), int(record["start_unix_ns"])),
             experts=tuple(experts_of.get(key, ())),
+            unfolded=tuple(unfolded_of.get(key, ())),
             traffic=tuple(traffic_of.get(key, ())),
             violations=tuple(violations_of.get(key, ())),
             waits=tuple(waits_of.get(_place(record), ())),
@@ -97,6 +100,7 @@ def _rank_step(
     *,
     phases: PhaseColumns,
     experts: tuple[ExpertCounts, ...],
+    unfolded: tuple[ExpertCounts, ...],
     traffic: tuple[TrafficRow, ...],
     violations: tuple[ViolationCount, ...],
     waits: tuple[WaitCycles, ...],
@@ -127,6 +131,7 @@ def _rank_step(
         seen_sites=int(record["seen_sites"]),
         phases=phases,
         experts=experts,
+        unfolded=unfolded,
         traffic=traffic,
         violations=violations,
         waits=waits,

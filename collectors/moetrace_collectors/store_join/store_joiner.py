@@ -6,34 +6,46 @@ steps again, without writing, so that its memory is not empty.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 from moetrace_collectors.errors import UsageError
+from moetrace_collectors.events import CollectorEvent, EventKind
+from moetrace_collectors.ledger.epochs import EpochMap
+from moetrace_collectors.model import JoinedStep, RankStep
 from moetrace_collectors.receipts import group_violations
+from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import StepResult
-from moetrace_collectors.sinks.clickhouse_rows import TableRows, verdict_rows
+from moetrace_collectors.sinks.clickhouse_columns import TableColumns, expert_loads
+from moetrace_collectors.sinks.clickhouse_rows import TableRows, event_rows, verdict_rows
 from moetrace_collectors.store import first_line
-from moetrace_collectors.store_clock import HOUR_MS, NOW
+from moetrace_collectors.store_clock import NOW
 from moetrace_collectors.store_errors import is_retryable, store_answers
 from moetrace_collectors.store_join import queries
-from moetrace_collectors.store_join.closed_steps import ClosedStep, closed_steps, joined_step
+from moetrace_collectors.store_join.closed_steps import ClosedStep, joined_step
+from moetrace_collectors.store_join.executions import (
+    TWO_JOBS_REASON,
+    ExecutedAgain,
+    ExecutionWatch,
+    ReuseNotice,
+)
+from moetrace_collectors.store_join.folding import folded, late_counts
+from moetrace_collectors.store_join.join_ledger import JoinLedger
+from moetrace_collectors.store_join.lease import Turns
 from moetrace_collectors.store_join.rank_rows import StoredRows, rank_steps_of_rows
+from moetrace_collectors.store_join.step_finder import StepFinder, StepKey, in_batches, in_questions
 from moetrace_collectors.summary import layer_loads
 from moetrace_collectors.verdict.engine import VerdictEngine
+from moetrace_collectors.verdict.no_verdict import EXECUTED_AGAIN, TWO_JOBS, no_verdict
 
 STEPS_AT_ONCE = 16
 """Steps read and written together; bounds memory."""
-STEPS_PER_QUESTION = 1_000
-"""Step numbers that one query names; a server takes 128 KiB in one parameter."""
-REMEMBERED_STEPS = 256
-"""Judged steps that fill the engine's memory at a start."""
 LONGEST_WAIT_S = 30.0
 """Between two turns while the store is away."""
-RECENT_MS = 900_000
-"""How far back from the last turn rows are looked for, beside the timeout, ms."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +71,8 @@ class StoreJoiner:
         *,
         on_written: Callable[[Sequence[StepResult]], None] = lambda results: None,
         on_lost: Callable[[str, int, str], None] = lambda table, num_rows, reason: None,
+        on_reused: Callable[[ReuseNotice], None] = lambda notice: None,
+        book: SeriesBook | None = None,
     ) -> None:
         """Take a clickhouse-connect client of a migrated store; closed by the caller.
 
@@ -67,6 +81,8 @@ class StoreJoiner:
             settings: what a user chose.
             on_written: told of steps that were judged now, once their rows are in the store.
             on_lost: told (table, rows, reason) of rows that the store refuses for good.
+            on_reused: told of a run id that is used again, once.
+            book: gets the series of the ledger; None for nobody.
         """
         from clickhouse_connect.driver.exceptions import ClickHouseError
 
@@ -75,14 +91,26 @@ class StoreJoiner:
         self._settings = settings
         self._on_written = on_written
         self._on_lost = on_lost
+        self._on_reused = on_reused
+        self._finder = StepFinder(
+            self._rows,
+            timeout_ms=int(settings.timeout_s * 1_000),
+            look_back_hours=settings.look_back_hours,
+            run_id=settings.run_id,
+        )
+        self._ledger = JoinLedger(
+            client,
+            database=settings.database,
+            ask=self._rows,
+            book=SeriesBook() if book is None else book,
+            on_lost=on_lost,
+        )
+        self._watch = ExecutionWatch()
+        self._unsaid: list[ReuseNotice] = []
         self._unwritten: list[StepResult] = []
-        self._unwritten_rows: list[TableRows] = []
+        self._unwritten_rows: list[TableColumns | TableRows] = []
         self._engine = VerdictEngine()
-        self._done: set[tuple[str, int]] = set()
         self._remembers = False
-        self._looked_ms = 0
-        self._turned_ms: int | None = None
-        """The store's time at the last turn that came to its end."""
 
     def turn(self, *, go_on: Callable[[], bool] = lambda: True) -> int:
         """Judge and write every step that has closed since the last turn; how many there were.
@@ -99,93 +127,133 @@ class StoreJoiner:
 
     def _turn(self, go_on: Callable[[], bool]) -> int:
         num_written = self._write()
-        closed = self._closed()
-        judged = self._judged(closed)
+        now_ms = int(self._client.query(NOW).result_rows[0][0])
+        found = self._finder.look(now_ms, remember=not self._remembers)
+        self._notice(found.again, now_ms)
+        again = {(one.run_id, one.step) for one in found.again}
         if not self._remembers:
-            self._remember([step for step in closed if (step.run_id, step.step) in judged], go_on)
-        waiting = [step for step in closed if (step.run_id, step.step) not in judged]
-        self._done |= judged
-        for batch in _batches(waiting, STEPS_AT_ONCE):
+            self._remember([step for step in found.judged if (step.run_id, step.step) not in again], go_on)
+        self._catch_up(found.grown)
+        for batch in in_batches(found.closed, STEPS_AT_ONCE):
             if not go_on():
                 return num_written
-            self._unwritten = self._judge(batch)
-            self._unwritten_rows = [rows for rows in verdict_rows(self._unwritten) if len(rows)]
+            self._judge_and_keep(batch, again)
             num_written += self._write()
-        self._turned_ms = self._looked_ms
+        self._finder.turned()
         return num_written
 
-    def _closed(self) -> list[ClosedStep]:
-        now_ms = int(self._client.query(NOW).result_rows[0][0])
-        timeout_ms = int(self._settings.timeout_s * 1_000)
-        look_back_ms = int(self._settings.look_back_hours * HOUR_MS) or now_ms
-        if self._turned_ms is not None:
-            # Not from now: the store may have been away from here, and not from those who wrote.
-            look_back_ms = min(look_back_ms, now_ms - self._turned_ms + RECENT_MS + 2 * timeout_ms)
-        self._looked_ms = now_ms
-        rows = self._rows(queries.STEPS, {"since_ms": now_ms - look_back_ms, "run": self._settings.run_id})
-        closed = closed_steps(rows, now_ms=now_ms, timeout_ms=timeout_ms)
-        # What is looked for no more needs no remembering.
-        self._done &= {(step.run_id, step.step) for step in closed}
-        return [step for step in closed if (step.run_id, step.step) not in self._done]
-
-    def _judged(self, closed: Sequence[ClosedStep]) -> set[tuple[str, int]]:
-        found = set()
-        by_run = sorted(closed, key=lambda step: (step.run_id, step.step))
-        for batch in _batches(by_run, STEPS_PER_QUESTION):
-            rows = self._rows(queries.JUDGED, _named(batch))
-            found |= {(str(row["run_id"]), int(row["step"])) for row in rows}
-        return found
+    def _notice(self, again: Sequence[ExecutedAgain], now_ms: int) -> None:
+        """Say what there is to say of run ids, and file it; also what a process before has not."""
+        notices = [notice for one in again if (notice := self._watch.saw(one)) is not None]
+        shared = {notice.run_id for notice in notices if notice.reason == TWO_JOBS_REASON}
+        # Of what comes to light together, two jobs are the whole story.
+        self._unsaid += [one for one in notices if one.reason == TWO_JOBS_REASON or one.run_id not in shared]
+        events = []
+        while self._unsaid:
+            notice = self._unsaid[0]
+            asked = {"run": notice.run_id, "reason": notice.reason, "since_ms": notice.since_ms}
+            if not int(self._rows(queries.TOLD, asked)[0]["told"]):
+                logger.warning("%s", notice.text)
+                self._on_reused(notice)
+                events.append(_event(notice, now_ms))
+            self._unsaid.pop(0)
+        if events:
+            self._unwritten_rows.append(event_rows(events))
+            self._write()
 
     def _remember(self, judged: Sequence[ClosedStep], go_on: Callable[[], bool]) -> None:
         # A try that failed in the middle has left half a memory.
         self._engine = VerdictEngine()
-        for batch in _batches(judged[-REMEMBERED_STEPS:], STEPS_AT_ONCE):
+        for batch in in_batches(judged, STEPS_AT_ONCE):
             if not go_on():
                 return
-            self._judge(batch)
+            for _, joined in self._joined(batch)[0]:
+                if not self._is_shared(joined):
+                    self._engine.judge(joined)
         self._remembers = True
 
-    def _judge(self, batch: Sequence[ClosedStep]) -> list[StepResult]:
-        """Read and judge steps of one run, in their order."""
-        parameters = _named(batch)
+    def _catch_up(self, grown: Sequence[StepKey]) -> None:
+        """Steps keep their verdict; counts that came since must not stay where no reader looks."""
+        for run_id, steps in in_questions(grown, STEPS_AT_ONCE):
+            named = {"run": run_id, "steps": steps}
+            unfolded = self._rows(queries.UNFOLDED, named)
+            if unfolded:
+                stored = StoredRows(records=self._rows(queries.RANK_STEPS, named), unfolded=unfolded)
+                of_run = [one for ones in rank_steps_of_rows(stored).values() for one in ones]
+                self._unwritten_rows += _late_counts(of_run, self._maps(of_run))
+                self._write()
+            self._finder.done((run_id, step) for step in steps)
+
+    def _judge_and_keep(self, batch: Sequence[ClosedStep], again: set[StepKey]) -> None:
+        # All reading first: what has been judged must be kept, or the engine would see it twice.
+        run_id = batch[0].run_id
+        steps, counts = self._joined(batch)
+        versions = {one.placement_version for _, joined in steps for one in joined.rank_steps}
+        self._ledger.prepare(run_id, versions - {0})
+        results = []
+        for closed, joined in steps:
+            if self._is_shared(joined):
+                reason = TWO_JOBS
+            elif (run_id, closed.step) in again:
+                reason = EXECUTED_AGAIN
+            else:
+                results.append(self._judged(joined))
+                continue
+            results.append(StepResult(joined=joined, verdict=no_verdict(joined, reason), loads=()))
+        self._ledger.take(results)
+        self._unwritten = results
+        # Counts before verdicts: who sees a verdict finds what it rests on.
+        self._unwritten_rows = [*counts, *(rows for rows in verdict_rows(results) if len(rows))]
+
+    def _is_shared(self, joined: JoinedStep) -> bool:
+        return self._watch.is_shared(joined.run_id, joined.rank_steps[0].start_unix_ns)
+
+    def _judged(self, joined: JoinedStep) -> StepResult:
+        return StepResult(
+            joined=joined,
+            verdict=self._engine.judge(joined),
+            loads=layer_loads(joined),
+            violations=group_violations(joined),
+        )
+
+    def _joined(
+        self, batch: Sequence[ClosedStep]
+    ) -> tuple[list[tuple[ClosedStep, JoinedStep]], list[TableColumns]]:
+        """Read steps of one run, in their order; also counts that `expert_loads` has not yet."""
+        named = {"run": batch[0].run_id, "steps": [step.step for step in batch]}
         by_step = rank_steps_of_rows(
             StoredRows(
-                records=self._rows(queries.RANK_STEPS, parameters),
-                phases=self._rows(queries.PHASES, parameters),
-                experts=self._rows(queries.EXPERTS, parameters),
-                traffic=self._rows(queries.TRAFFIC, parameters),
-                violations=self._rows(queries.VIOLATIONS, parameters),
-                waits=self._rows(queries.WAITS, parameters),
+                records=self._rows(queries.RANK_STEPS, named),
+                phases=self._rows(queries.PHASES, named),
+                experts=self._rows(queries.EXPERTS, named),
+                unfolded=self._rows(queries.UNFOLDED, named),
+                traffic=self._rows(queries.TRAFFIC, named),
+                violations=self._rows(queries.VIOLATIONS, named),
+                waits=self._rows(queries.WAITS, named),
             )
         )
-        results = []
-        for closed in batch:
-            if closed.step not in by_step:
-                # Its rows have expired since they were counted, or this replica has them not yet.
-                continue
-            joined = joined_step(closed, by_step[closed.step])
-            results.append(
-                StepResult(
-                    joined=joined,
-                    verdict=self._engine.judge(joined),
-                    loads=layer_loads(joined),
-                    violations=group_violations(joined),
-                )
-            )
-        return results
+        of_run = [one for ones in by_step.values() for one in ones]
+        maps = self._maps(of_run)
+        # Rows of a step may expire after it was counted, or this replica has them not yet.
+        steps = [
+            (closed, joined_step(closed, [folded(one, maps) for one in by_step[closed.step]]))
+            for closed in batch
+            if closed.step in by_step
+        ]
+        return steps, _late_counts(of_run, maps)
+
+    def _maps(self, of_run: Sequence[RankStep]) -> dict[int, EpochMap | None]:
+        versions = {one.placement_version for one in of_run if one.unfolded}
+        return self._ledger.maps(of_run[0].run_id, versions) if versions else {}
 
     def _write(self) -> int:
         """Write what is judged; after a failure the rest. What is refused for good is given up and told."""
+        # The ledger before the steps: a reader who sees an epoch's steps finds the epoch.
+        self._ledger.flush()
         while self._unwritten_rows:
             rows = self._unwritten_rows[0]
             try:
-                self._client.insert(
-                    rows.table,
-                    list(rows.columns),
-                    column_names=list(rows.names),
-                    database=self._settings.database,
-                    column_oriented=True,
-                )
+                self._insert(rows)
             except (self._error, ValueError, TypeError, OverflowError) as error:
                 if is_retryable(error):
                     raise
@@ -193,32 +261,48 @@ class StoreJoiner:
                 self._on_lost(rows.table, len(rows), first_line(error))
             self._unwritten_rows.pop(0)
         results, self._unwritten = self._unwritten, []
-        self._done |= {(result.joined.run_id, result.joined.step) for result in results}
+        self._finder.done((result.joined.run_id, result.joined.step) for result in results)
         if results:
             self._on_written(results)
         return len(results)
+
+    def _insert(self, rows: TableColumns | TableRows) -> None:
+        database = self._settings.database
+        if isinstance(rows, TableColumns):
+            self._client.insert_arrow(rows.table, rows.arrow, database=database)
+            return
+        self._client.insert(
+            rows.table,
+            list(rows.columns),
+            column_names=list(rows.names),
+            database=database,
+            column_oriented=True,
+        )
 
     def _rows(self, sql: str, parameters: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         bound = {**parameters, "database": self._settings.database}
         return list(self._client.query(sql, parameters=bound).named_results())
 
 
-def _named(batch: Sequence[ClosedStep]) -> dict[str, Any]:
-    """Steps of one run as parameters of a query."""
-    return {"run": batch[0].run_id, "steps": [step.step for step in batch]}
+def _late_counts(rank_steps: Sequence[RankStep], maps: Mapping[int, EpochMap | None]) -> list[TableColumns]:
+    late = [counts for one in rank_steps if (counts := late_counts(one, maps)) is not None]
+    return [expert_loads(late)] if late else []
 
 
-def _batches(steps: Sequence[ClosedStep], size: int) -> list[list[ClosedStep]]:
-    """Steps in their order, cut where the run changes and after `size`."""
-    batches = []
-    for _, of_run in groupby(steps, key=lambda step: step.run_id):
-        together = list(of_run)
-        batches += [together[start : start + size] for start in range(0, len(together), size)]
-    return batches
+def _event(notice: ReuseNotice, now_ms: int) -> CollectorEvent:
+    return CollectorEvent(
+        time_unix_ms=now_ms,
+        kind=EventKind.RUN_ID_REUSED,
+        reason=notice.reason,
+        run_id=notice.run_id,
+        step=notice.step,
+        rank=notice.rank,
+        detail=notice.text,
+    )
 
 
 def join_until(
-    joiner: StoreJoiner,
+    joiner: Turns,
     *,
     stopped: Callable[[float], bool],
     interval_s: float,

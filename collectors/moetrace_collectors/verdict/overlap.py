@@ -10,6 +10,8 @@ stream with the lower number (0 is the compute stream), and never added up::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from moetrace_collectors.model import IntArray, PhaseColumns
@@ -31,6 +33,15 @@ def exposed_durations(rows: PhaseColumns) -> IntArray:
         )
         covered |= here
     return exposed
+
+
+def exposed_durations_of(ranks: Sequence[PhaseColumns]) -> IntArray:
+    """The same of M ranks with as many rows each: [M, n]."""
+    stream = ranks[0].stream
+    # Mostly one array that the decoder has found in all of them (phase_shapes).
+    if all(rows.stream is stream for rows in ranks) and not stream.any():
+        return np.stack([rows.duration_ns for rows in ranks])
+    return np.stack([exposed_durations(rows) for rows in ranks])
 
 
 def _union(starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:

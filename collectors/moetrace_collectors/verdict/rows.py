@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moetrace_collectors.model import IntArray, PhaseColumns, RankStep
-from moetrace_collectors.verdict.overlap import exposed_durations
+from moetrace_collectors.verdict.overlap import exposed_durations, exposed_durations_of
 from moetrace_collectors.verdict.sequence import (
     EXCHANGE_CODES,
     GEMM_CODE,
@@ -133,8 +133,10 @@ def _are_uniform(ranks: Sequence[PhaseColumns]) -> bool:
     if len({len(rows) for rows in ranks}) != 1:
         return False
     for name in (*KEY_COLUMNS, "flags"):
-        column = np.stack([getattr(rows, name) for rows in ranks])
-        if not (column == column[0]).all():
+        first = getattr(ranks[0], name)
+        # Mostly one array that the decoder has found in all of them (phase_shapes).
+        others = [column for rows in ranks[1:] if (column := getattr(rows, name)) is not first]
+        if others and not (np.stack(others) == first).all():
             return False
     return True
 
@@ -145,7 +147,7 @@ def _sum_uniform_rows(ranks: IntArray, columns: Sequence[PhaseColumns]) -> Class
     one = _sum_rows(ranks[:1], flat)
     num_segments = len(one.keys) + 1
     is_exchange, local = flat.is_exchange, ~flat.is_exchange
-    durations = np.stack([exposed_durations(rows) for rows in columns])
+    durations = exposed_durations_of(columns)
     cell = flat.segment[local] * NUM_PHASES + flat.columns["phase"][local]
     work = _sum_by_cell(durations[:, local], cell, num_segments * NUM_PHASES)
 

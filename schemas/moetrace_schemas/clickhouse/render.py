@@ -55,6 +55,8 @@ SHARDING_KEYS: dict[str, str] = {
     "routing_violations": _BY_STEP,
     "expert_coactivation": _BY_STEP,
     "rank_waits": _BY_STEP,
+    "rank_step_arrivals": _BY_STEP,
+    "unfolded_expert_loads": _BY_STEP,
     "collector_events": "rand()",
     "runs": "cityHash64(run_id)",
     "expert_load_minute_rows": _BY_MINUTE,
@@ -84,12 +86,15 @@ TIME_COLUMNS: dict[str, str] = {
     "routing_violations": "step_time",
     "expert_coactivation": "step_time",
     "rank_waits": "step_time",
+    "rank_step_arrivals": "stored_at",
+    "unfolded_expert_loads": "step_time",
     "collector_events": "time",
     "runs": "last_step_time",
     "expert_load_minute_rows": "minute",
     "phase_minute_rows": "minute",
     "exchange_minute_rows": "minute",
     "rolled_up_minutes": "minute",
+    "join_leases": "beat_at",
 }
 """Tables whose rows have a time to live, and the column that it counts from."""
 ROWS_OF_VIEWS: dict[str, str] = {

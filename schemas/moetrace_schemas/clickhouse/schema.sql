@@ -170,6 +170,20 @@ TTL toDateTime(step_time) + toIntervalDay(30)
 SETTINGS index_granularity = 8192
 COMMENT 'Counts per logical expert, rank, step and layer; zero counts are kept for routed';
 
+CREATE TABLE moetrace.join_leases
+(
+    `holder` String COMMENT 'A moetrace join: host, pid and a number of its own',
+    `run_id` String COMMENT 'The run that it joins; empty: all',
+    `begun_at` DateTime64(6) COMMENT 'Since when it is at work or stands by (UTC, by the clock of the store)',
+    `beat_at` DateTime64(6) COMMENT 'Its last sign of life (UTC, by the clock of the store)',
+    `has_left` UInt8 COMMENT '1 = it has ended'
+)
+ENGINE = ReplacingMergeTree(beat_at)
+ORDER BY holder
+TTL toDateTime(beat_at) + toIntervalDay(1)
+SETTINGS index_granularity = 8192
+COMMENT 'Which moetrace join is at work: of those that live the one that began first; the others stand by';
+
 CREATE TABLE moetrace.phase_minute_rows
 (
     `run_id` LowCardinality(String) COMMENT 'Run',
@@ -299,6 +313,43 @@ ENGINE = ReplacingMergeTree
 ORDER BY (run_id, version, layer, slot)
 SETTINGS index_granularity = 8192
 COMMENT 'Physical to logical experts of each placement epoch';
+
+CREATE TABLE moetrace.rank_step_arrivals
+(
+    `run_id` LowCardinality(String) COMMENT 'Run',
+    `step` UInt64 COMMENT 'Step number' CODEC(DoubleDelta, ZSTD(1)),
+    `rank` UInt32 COMMENT 'Global rank' CODEC(ZSTD(1)),
+    `microbatch` UInt16 COMMENT 'Microbatch' CODEC(ZSTD(1)),
+    `start_time` DateTime64(9) COMMENT 'Start by the rank\'s own clock; a second one for the same rank and step: it was executed again' CODEC(Delta(8), ZSTD(1)),
+    `stored_at` SimpleAggregateFunction(min, DateTime64(3)) COMMENT 'When its row was first stored (UTC, by the clock of the store)' CODEC(Delta(8), ZSTD(1)),
+    INDEX stored_at_range stored_at TYPE minmax GRANULARITY 1
+)
+ENGINE = AggregatingMergeTree
+PARTITION BY toDate(stored_at)
+ORDER BY (run_id, step, rank, microbatch, start_time)
+TTL toDateTime(stored_at) + toIntervalDay(7)
+SETTINGS index_granularity = 8192
+COMMENT 'When rank steps were stored, filled from rank_steps: where moetrace join finds steps, however long their rows waited before. A row per execution of a step on a rank, also where a later one has replaced it in rank_steps';
+
+CREATE MATERIALIZED VIEW moetrace.rank_step_arrivals_mv TO moetrace.rank_step_arrivals
+(
+    `run_id` LowCardinality(String),
+    `step` UInt64,
+    `rank` UInt32,
+    `microbatch` UInt16,
+    `start_time` DateTime64(9),
+    `stored_at` DateTime64(3)
+)
+COMMENT 'Fills rank_step_arrivals from rank_steps'
+AS SELECT
+    run_id,
+    step,
+    rank,
+    microbatch,
+    start_time,
+    now64(3) AS stored_at
+FROM moetrace.rank_steps
+WHERE late = 0;
 
 CREATE TABLE moetrace.rank_steps
 (
@@ -556,6 +607,28 @@ ORDER BY (run_id, step)
 TTL toDateTime(step_time) + toIntervalDay(365)
 SETTINGS index_granularity = 8192
 COMMENT 'One verdict per joined step';
+
+CREATE TABLE moetrace.unfolded_expert_loads
+(
+    `run_id` LowCardinality(String) COMMENT 'Run',
+    `step` UInt64 COMMENT 'Step number' CODEC(DoubleDelta, ZSTD(1)),
+    `layer` Int16 COMMENT 'MoE layer' CODEC(ZSTD(1)),
+    `count_kind` LowCardinality(String) COMMENT 'Closed set CountKind: routed, padding, invalid, dropped, received, recompute',
+    `forward_mode` LowCardinality(String) COMMENT 'train, prefill, decode or mixed',
+    `cohort` LowCardinality(String) COMMENT 'Allow-listed traffic cohort',
+    `rank` UInt32 COMMENT 'Global rank that counted' CODEC(ZSTD(1)),
+    `microbatch` UInt16 COMMENT 'Microbatch' CODEC(ZSTD(1)),
+    `expert` UInt32 COMMENT 'Number as it was counted: a physical or a logical expert' CODEC(DoubleDelta, ZSTD(1)),
+    `count` Int64 COMMENT '(token, slot) pairs on the source side; rows on the destination side for received' CODEC(ZSTD(1)),
+    `placement_version` UInt32 COMMENT 'Placement epoch; 0 = unknown' CODEC(ZSTD(1)),
+    `step_time` DateTime64(3) COMMENT 'Start of the step (unix time)' CODEC(Delta(8), ZSTD(1))
+)
+ENGINE = ReplacingMergeTree
+PARTITION BY toDate(step_time)
+ORDER BY (run_id, step, layer, count_kind, forward_mode, rank, microbatch, expert)
+TTL toDateTime(step_time) + toIntervalDay(7)
+SETTINGS index_granularity = 8192
+COMMENT 'Counts that a collector with --join=store could not number by logical experts, because it did not know the map of their placement version: moetrace join does, and writes them to expert_loads';
 
 CREATE VIEW moetrace.v_backward_traffic
 (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import urllib.error
@@ -52,11 +53,6 @@ def server_tls(files: Certificates, *, mutual: bool = False) -> ServerTls:
     )
 
 
-async def page(message: Request) -> PlainTextResponse:
-    """Something to ask for."""
-    return PlainTextResponse("in")
-
-
 class Refusals(Counter[RefuseReason]):
     """Counts."""
 
@@ -67,12 +63,27 @@ class Refusals(Counter[RefuseReason]):
 
 
 @contextmanager
-def http(refused: Refusals | None = None, **options: object) -> Iterator[HttpServer]:
-    """A server with one page."""
+def http(
+    refused: Refusals | None = None, *, answers_after_s: float = 0.0, **options: object
+) -> Iterator[HttpServer]:
+    """A server with one page, read once the body is there, and another that never answers."""
+
+    async def later(request: Request) -> PlainTextResponse:
+        await request.body()
+        await asyncio.sleep(answers_after_s)
+        return PlainTextResponse("in")
+
+    async def held(request: Request) -> PlainTextResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
     # An empty count is false.
     refused = Refusals() if refused is None else refused
     server = HttpServer(host="127.0.0.1", port=0, **options)  # type: ignore[arg-type]
-    server.start([Route("/", page)], control=refused.control())
+    server.start(
+        [Route("/", later, methods=["GET", "POST"]), Route("/held", held, methods=["POST"])],
+        control=refused.control(),
+    )
     try:
         yield server
     finally:
@@ -348,6 +359,75 @@ def test_what_is_not_http_is_answered_and_counted(sent: bytes) -> None:
             odd.sendall(sent)
             assert _all(odd).startswith(b"HTTP/1.1 400")
         assert refused == {RefuseReason.NOT_HTTP: 1}
+
+
+def test_a_head_without_bound_is_refused() -> None:
+    """A parser that keeps headers must not be given a gigabyte of them, in many or in one."""
+    for endless in (b"X-More: y\r\n", b"y" * 1_000):
+        refused = Refusals()
+        with http(refused) as server:
+            with socket.create_connection(("127.0.0.1", server.port), 10) as odd:
+                odd.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-First: ")
+                assert _is_stopped(odd, endless)
+            assert refused == {RefuseReason.NOT_HTTP: 1}
+
+
+def test_trailers_without_bound_are_refused() -> None:
+    """What follows a chunked body is part of no limit on bodies, and is used by nobody."""
+    refused = Refusals()
+    with http(refused) as server:
+        with socket.create_connection(("127.0.0.1", server.port), 10) as odd:
+            odd.sendall(
+                b"POST /held HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
+            )
+            assert _is_stopped(odd, b"X-More: y\r\n")
+        assert refused == {RefuseReason.NOT_HTTP: 1}
+
+
+def test_small_chunks_and_trailers_are_taken() -> None:
+    """The bound is on what nobody sends: a body in chunks of one byte with a trailer passes."""
+    refused = Refusals()
+    body = b"".join(b"1\r\n%c\r\n" % byte for byte in b"x" * 50_000)
+    with http(refused) as server, socket.create_connection(("127.0.0.1", server.port), 10) as chunked:
+        chunked.sendall(
+            b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+            b"Connection: close\r\n\r\n" + body + b"0\r\nX-Checksum: 1\r\n\r\n"
+        )
+        assert _all(chunked).startswith(b"HTTP/1.1 200")
+    assert not refused
+
+
+def test_many_requests_on_one_connection_do_not_add_up() -> None:
+    """Bounds are of one request: keep-alive connections live for days."""
+    refused = Refusals()
+    padding = b"X-Padding: " + b"y" * 10_000 + b"\r\n"
+    with http(refused) as server, socket.create_connection(("127.0.0.1", server.port), 10) as kept:
+        for _ in range(20):
+            kept.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n" + padding + b"\r\n")
+            assert _page(kept).startswith(b"HTTP/1.1 200")
+    assert not refused
+
+
+def test_an_answer_that_takes_long_is_not_a_slow_head() -> None:
+    """The head's time is over when the head is complete: a query may run for minutes."""
+    refused = Refusals()
+    with (
+        http(refused, head_timeout_s=0.05, answers_after_s=0.3) as server,
+        socket.create_connection(("127.0.0.1", server.port), 10) as patient,
+    ):
+        patient.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert _all(patient).startswith(b"HTTP/1.1 200")
+    assert not refused
+
+
+def _is_stopped(connection: socket.socket, piece: bytes) -> bool:
+    """Whether a sender that goes on and on is stopped before 20 MB."""
+    try:
+        for _ in range(20_000_000 // (100 * len(piece))):
+            connection.sendall(piece * 100)
+    except OSError:
+        return True
+    return False
 
 
 def _page(connection: socket.socket) -> bytes:

@@ -98,7 +98,7 @@ def clock() -> Clock:
 @pytest.fixture
 def sink(store: Store, clock: Clock) -> Iterator[BackgroundSink]:
     """The sink under test, ended afterwards."""
-    sink = BackgroundSink(store, batch_bytes=BATCH_BYTES, batch_interval_ns=1_000, clock_ns=clock)
+    sink = BackgroundSink([store], batch_bytes=BATCH_BYTES, batch_interval_ns=1_000, clock_ns=clock)
     sink.start(store.write)
     yield sink
     for _ in range(10):
@@ -177,7 +177,7 @@ def test_only_a_full_batch_is_due_while_another_is_written(
 
 def test_many_events_make_a_batch(store: Store, clock: Clock) -> None:
     """Each becomes a row, so their number bounds a batch whatever their size; the next begins at nothing."""
-    sink = BackgroundSink(store, batch_bytes=10**9, batch_interval_ns=1_000, clock_ns=clock)
+    sink = BackgroundSink([store], batch_bytes=10**9, batch_interval_ns=1_000, clock_ns=clock)
     sink.start(store.write)
     store.may_write.release()
     for number in range(MAX_EVENTS):
@@ -225,7 +225,7 @@ def test_a_fault_in_the_thread_reaches_the_worker(
     def fail(_: Sink) -> bool:
         raise ZeroDivisionError
 
-    sink = BackgroundSink(store, batch_bytes=BATCH_BYTES, batch_interval_ns=1_000, clock_ns=clock)
+    sink = BackgroundSink([store], batch_bytes=BATCH_BYTES, batch_interval_ns=1_000, clock_ns=clock)
     sink.start(fail)
     sink.take_event(event("first"))
     sink.flush()
@@ -233,3 +233,87 @@ def test_a_fault_in_the_thread_reaches_the_worker(
     with pytest.raises(RuntimeError, match="store has ended"):
         sink.flush()
     assert not sink.is_alive()
+
+
+class Two:
+    """A sink over two stores."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.stores = (Store(), Store())
+        self.sink = BackgroundSink(
+            self.stores, batch_bytes=BATCH_BYTES, batch_interval_ns=1_000, clock_ns=clock
+        )
+
+    def write(self, sink: Sink) -> bool:
+        """As the worker writes."""
+        sink.flush()
+        return next(store for store in self.stores if store is sink).works
+
+    def batch(self, detail: str) -> Store:
+        """Hand a batch of one record over; the store that began to write it."""
+        self.sink.take_event(event(detail))
+        self.sink.flush()
+        return self._beginning()
+
+    def _beginning(self) -> Store:
+        for _ in range(int(DEADLINE_S * 100)):
+            for store in self.stores:
+                if store.began.acquire(blocking=False):
+                    return store
+            threading.Event().wait(0.01)
+        raise AssertionError("no store began to write")
+
+
+@pytest.fixture
+def two(clock: Clock) -> Iterator[Two]:
+    """Two threads that write, ended afterwards."""
+    two = Two(clock)
+    two.sink.start(two.write)
+    yield two
+    for store in two.stores:
+        for _ in range(10):
+            store.may_write.release()
+    two.sink.end()
+
+
+def test_two_batches_are_written_at_once(two: Two) -> None:
+    """One store alone would leave half of two cores idle."""
+    first, second = two.batch("first"), two.batch("second")
+    assert first is not second
+    for store in (first, second):
+        store.may_write.release()
+    await_written(two.sink, 2)
+    assert (first.batches, second.batches) == ([["first"]], [["second"]])
+
+
+def test_what_ends_before_an_earlier_batch_is_not_yet_written(two: Two) -> None:
+    """The log lets go of everything before a mark: a hole in front of it would be lost."""
+    first, second = two.batch("first"), two.batch("second")
+    second.may_write.release()
+    for _ in range(int(DEADLINE_S * 100)):
+        if second.batches:
+            break
+        threading.Event().wait(0.01)
+    two.sink.take_event(event("third"))
+    assert two.sink.num_written == 0
+    first.may_write.release()
+    await_written(two.sink, 2)
+    two.sink.flush()
+    for store in two.stores:
+        store.may_write.release()
+    await_written(two.sink, 3)
+    assert sorted(map(tuple, (*first.batches, *second.batches))) == [("first",), ("second",), ("third",)]
+
+
+def test_one_thread_that_gives_up_ends_all_and_nothing_is_forgotten(two: Two) -> None:
+    """What the other wrote behind it does not count; what nobody began is given up with the rest."""
+    first, second = two.batch("first"), two.batch("second")
+    first.works = False
+    first.may_write.release()
+    two.sink.take_event(event("third"))
+    second.may_write.release()
+    assert not two.sink.finish()
+    assert two.sink.num_written == 0
+    assert not two.sink.is_alive()
+    two.sink.abandon()
+    assert [*first.abandoned, *second.abandoned] == ["third"]

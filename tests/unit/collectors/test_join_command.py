@@ -17,18 +17,20 @@ from moetrace_collectors.errors import UsageError
 from moetrace_collectors.roll_ups import queries
 from moetrace_collectors.store_clock import NOW
 from moetrace_collectors.store_join.join_metrics import JoinMetrics
+from moetrace_collectors.store_join.lease import BEAT, HOLDERS
 from moetrace_schemas.clickhouse.render import migrations
 
 
 @dataclass
 class Answer:
-    """Rows without names, which are all that is asked for here."""
+    """Rows, most of them asked for without names."""
 
-    result_rows: list[list[Any]]
+    result_rows: list[list[Any]] = field(default_factory=list)
+    named: list[dict[str, Any]] = field(default_factory=list)
 
     def named_results(self) -> list[dict[str, Any]]:
-        """Nothing is found."""
-        return []
+        """Rows by name."""
+        return self.named
 
 
 @dataclass
@@ -36,6 +38,15 @@ class LeavingStore:
     """A current and empty store that goes away at a certain query."""
 
     goes_away_at: str
+    others: tuple[str, ...] = ()
+    """Who else joins, and began before."""
+    beats: list[tuple[str, int]] = field(default_factory=list)
+    """(holder, whether it has left)"""
+
+    def command(self, query: str, *, parameters: dict[str, Any]) -> None:
+        """A sign of life."""
+        assert query == BEAT
+        self.beats.append((parameters["holder"], parameters["left"]))
 
     def query(self, query: str, **options: Any) -> Answer:
         """Answer as far as it goes."""
@@ -43,6 +54,9 @@ class LeavingStore:
             raise OperationalError("no route to host\nand much more")
         if query == NOW:
             return Answer([[10**12]])
+        if query == HOLDERS:
+            holders = (*self.others, self.beats[-1][0])
+            return Answer(named=[{"holder": name, "begun_us": at} for at, name in enumerate(holders, 1)])
         if "schema_migrations FINAL" in query:
             return Answer([[one.version, one.name, one.checksum] for one in migrations()])
         return Answer([[1]])
@@ -72,6 +86,21 @@ def test_a_store_that_goes_away_is_one_line(query: str, monkeypatch: pytest.Monk
     with pytest.raises(UsageError) as caught:
         join.run(parser.parse_args(["--dsn", "clickhouse://store:8123", "--once"]))
     assert str(caught.value) == "the store does not answer: no route to host"
+
+
+def test_once_leaves_the_store_to_a_join_that_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line that says so and what to do, and it is out of the other's way again."""
+    store = LeavingStore("nothing goes away", others=("host:1:ab",))
+    monkeypatch.setattr(join, "open_client", lambda address: store)
+    parser = argparse.ArgumentParser()
+    join.add_arguments(parser)
+    with pytest.raises(UsageError) as caught:
+        join.run(parser.parse_args(["--dsn", "clickhouse://store:8123", "--once"]))
+    assert str(caught.value) == (
+        "another moetrace join is at work in clickhouse://store:8123: leave the steps to it, or stop it; one "
+        "that was killed counts for a minute"
+    )
+    assert [left for _, left in store.beats] == [0, 1]
 
 
 def test_who_may_ask_is_read_again_while_the_store_is_away(capsys: pytest.CaptureFixture[str]) -> None:

@@ -259,3 +259,40 @@ def test_a_memory_that_does_not_read_is_refused(payload: bytes) -> None:
     """Whatever is in its place, it is one ValueError."""
     with pytest.raises(ValueError):
         joiner().remember(payload)
+
+
+def test_a_late_rank_that_is_sent_once_more_is_a_duplicate() -> None:
+    """Though it began later than every rank that came in time: it begins no further run."""
+    join = joiner()
+    join.add(at(0, 0), now_ns=0)
+    join.tick(now_ns=11 * SECOND)
+    assert isinstance(join.add(at(0, 1, later_ns=SECOND), now_ns=12 * SECOND)[0], Late)
+    (outcome,) = join.add(at(0, 1, later_ns=SECOND), now_ns=13 * SECOND)
+    assert isinstance(outcome, Duplicate)
+    assert (outcome.rank_step.run_id, outcome.is_resend) == ("r", True)
+
+
+def test_a_resend_is_told_from_a_step_that_was_executed_again() -> None:
+    """By its start, while the step is open, when it has closed, and when there are too many runs."""
+    join = joiner()
+    join.add(at(0, 0), now_ns=0)
+    told = [join.add(at(0, 0, later_ns=later), now_ns=0)[0] for later in (0, -SECOND)]
+    assert [one.is_resend for one in told if isinstance(one, Duplicate)] == [True, False]
+    for number in range(MAX_INCARNATIONS):
+        complete(join, 1, later_ns=number * HOUR)
+    outcomes = [
+        join.add(at(1, 2, later_ns=hours * HOUR), now_ns=0)[0]
+        for hours in (MAX_INCARNATIONS - 1, MAX_INCARNATIONS)
+    ]
+    assert [one.is_resend for one in outcomes if isinstance(one, Duplicate)] == [True, False]
+
+
+def test_a_memory_of_the_format_before_is_read() -> None:
+    """Without the earliest start nothing is taken for a second job."""
+    join = joiner()
+    step = '["r",0,3,[0],{},1900000000000000000]'
+    runs = '"runs":{"r":[-1,1900000000000000000,1]}'
+    join.remember(f'{{"format":1,{runs},"incarnations":{{}},"steps":[{step}]}}'.encode())
+    (outcome,) = join.add(replace(at(0, 1), start_unix_ns=1), now_ns=0)
+    assert isinstance(outcome, Duplicate)
+    assert outcome.is_resend

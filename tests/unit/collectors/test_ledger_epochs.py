@@ -92,3 +92,63 @@ def test_stages_of_a_pipeline_add_up() -> None:
     epochs.learn(report(1, FIRST, ranks=2, layers=(5,)))
     epochs.learn(report(1, FIRST, ranks=2, layers=(0,)))
     assert counts(epochs.logical(joined(0, 1)))[0] == [15, 20, 30, 40]
+
+
+# --- where the store joins: what is not known yet is not final -------------------------------------
+
+
+def settled(epochs: Epochs, version: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Counts that are numbered by experts, and those that wait."""
+    one = epochs.settled(joined(0, version).rank_steps[0])
+    return [entry.counts.tolist() for entry in one.experts], [entry.counts.tolist() for entry in one.unfolded]
+
+
+def test_counts_without_a_map_wait_and_totals_do_not() -> None:
+    """A collector that hears of a placement later than others folds nothing by guess."""
+    epochs = Epochs(nothing)
+    assert settled(epochs, 1) == ([[3]], [[10, 20, 30, 40, 5, 0]])
+    epochs.learn(report(1, FIRST, ranks=2))
+    assert settled(epochs, 1) == ([[15, 20, 30, 40], [3]], [])
+    assert settled(epochs, 0) == ([[10, 20, 30, 40, 5, 0], [3]], []), "no placement was named"
+
+
+def test_a_map_is_asked_for_again_after_longer_waits() -> None:
+    """What another collector writes into the ledger is found, and one that nobody writes costs little."""
+    now, asked = [0], []
+    ledger: dict[int, tuple[PlacementMap, CountIds]] = {}
+
+    def load(run_id: str, version: int) -> tuple[PlacementMap, CountIds] | None:
+        asked.append(now[0])
+        return ledger.get(version)
+
+    epochs = Epochs(load, clock_ns=lambda: now[0] * 1_000_000_000)
+    for second in range(300):
+        now[0] = second
+        settled(epochs, 1)
+        settled(epochs, 1)
+    assert asked == [0, 1, 3, 7, 15, 31, 63, 123, 183, 243]
+    ledger[1] = (placement(FIRST, ranks=2), CountIds.LOGICAL)
+    now[0] = 303
+    assert settled(epochs, 1) == ([[15, 20, 30, 40], [3]], [])
+    assert settled(epochs, 1) == ([[15, 20, 30, 40], [3]], [])
+    assert asked[10:] == [303], "what is known is not asked for"
+
+
+def test_layers_of_another_stage_wait_for_its_map() -> None:
+    """A mapping that one pipeline stage announced says nothing of the others' layers."""
+    ledger = [placement(FIRST, ranks=2, layers=(5,))]
+    now = [0]
+    epochs = Epochs(lambda run, version: (ledger[0], CountIds.LOGICAL), clock_ns=lambda: now[0])
+    assert settled(epochs, 1) == ([[3]], [[10, 20, 30, 40, 5, 0]])
+    ledger[0] = placement((FIRST[0], FIRST[0]), ranks=2, layers=(0, 5))
+    now[0] = 2_000_000_000
+    assert settled(epochs, 1) == ([[15, 20, 30, 40], [3]], [])
+
+
+def test_a_ledger_that_is_away_leaves_counts_waiting() -> None:
+    """The rows go on; nothing is raised."""
+
+    def away(run_id: str, version: int) -> None:
+        raise OSError("no route to host")
+
+    assert settled(Epochs(away), 1) == ([[3]], [[10, 20, 30, 40, 5, 0]])

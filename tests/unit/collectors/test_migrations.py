@@ -102,6 +102,7 @@ def test_every_table_is_sharded_or_whole_on_purpose() -> None:
         "placement_slots",
         "v_runs",
         "rolled_up_minutes",
+        "join_leases",
     }
     assert set(render.SHARDING_KEYS) <= made
     assert set(render.TIME_COLUMNS) <= made

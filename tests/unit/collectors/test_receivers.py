@@ -20,7 +20,7 @@ from moetrace_collectors.intake import Intake
 from moetrace_collectors.receivers.handler import Accepted, OverloadedError, Wire
 from moetrace_collectors.receivers.http_server import HttpServer
 from moetrace_collectors.receivers.otlp_grpc import OtlpGrpcReceiver
-from moetrace_collectors.receivers.otlp_http import OtlpHttpReceiver
+from moetrace_collectors.receivers.otlp_http import PATH, OtlpHttpReceiver
 from moetrace_collectors.request_handler import RequestHandler
 from moetrace_collectors.self_metrics import SelfMetrics
 from moetrace_collectors.series import SeriesBook
@@ -64,7 +64,7 @@ def http(handler: FakeHandler) -> Iterator[HttpServer]:
     """An HTTP server on a free port."""
     server = HttpServer(host="127.0.0.1", port=0)
     receiver = OtlpHttpReceiver(handler, max_body_bytes=LIMIT, max_decompressed_bytes=LIMIT)
-    server.start([receiver.route()])
+    server.start([], direct={PATH: receiver})
     yield server
     server.stop()
 

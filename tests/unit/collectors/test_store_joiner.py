@@ -13,8 +13,8 @@ from moetrace_collectors.errors import UsageError
 from moetrace_collectors.sinks.base import StepResult
 from moetrace_collectors.store_clock import HOUR_MS, NOW
 from moetrace_collectors.store_join import queries
+from moetrace_collectors.store_join.step_finder import RECENT_MS
 from moetrace_collectors.store_join.store_joiner import (
-    RECENT_MS,
     STEPS_AT_ONCE,
     JoinSettings,
     StoreJoiner,
@@ -63,12 +63,16 @@ class FakeStore:
         if query == NOW:
             return Answer([{"now": self.now_ms}])
         assert parameters is not None
-        if query == queries.STEPS:
+        if query == queries.ARRIVED:
             self.since_ms.append(parameters["since_ms"])
-            step = {"run_id": "r", "records": 1, "world_size": 1, "world_sizes": 1}
-            times = {"num_microbatches": 1, "first_ms": 1, "last_ms": 1}
-            return Answer([{**step, "step": number, **times} for number in self.steps])
+            arrived = {"run_id": "r", "arrivals": 1, "first_ms": 1, "last_ms": 1}
+            return Answer([{**arrived, "step": number} for number in self.steps])
+        if query == queries.WRITTEN:
+            return Answer([])
         asked = parameters["steps"]
+        if query == queries.STEPS:
+            step = {"records": 1, "world_size": 1, "world_sizes": 1, "num_microbatches": 1}
+            return Answer([{**step, "step": number} for number in asked])
         if query == queries.JUDGED:
             return Answer([{"run_id": "r", "step": number} for number in asked if number in self.judged])
         if query != queries.RANK_STEPS:

@@ -19,11 +19,13 @@ from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import RetryPolicy, StepResult
 from moetrace_collectors.testing import SyntheticRun
 from moetrace_collectors.verdict.engine import VerdictEngine
-from moetrace_collectors.worker import TWO_JOBS, Clocks, Worker
+from moetrace_collectors.verdict.no_verdict import TWO_JOBS
+from moetrace_collectors.worker import Clocks, Worker
 from moetrace_schemas.enums import ClosedBy, Evidence, RejectReason
 
 RUN = SyntheticRun(run_id="r", world_size=2, num_layers=1)
 SECOND = 1_000_000_000
+HOUR = 3_600 * SECOND
 
 
 @dataclass
@@ -111,6 +113,7 @@ class Rig:
     runs: list[tuple[str, ...]]
     dead_letter: Path
     letter: DeadLetter
+    joiner: Joiner
 
     def run(self) -> None:
         """Take everything that is queued, then stop: the body runs in this thread."""
@@ -130,9 +133,10 @@ def rig(tmp_path: Path, *, sink: FakeSink | None = None, judge: object = None) -
 
     path = tmp_path / "dead_letter.jsonl"
     letter = DeadLetter(path, max_bytes=10_000)
+    joiner = Joiner(JoinWindow(timeout_ns=10 * SECOND, max_steps=10, max_bytes=2**30, max_closed_steps=10))
     worker = Worker(
         intake=intake,
-        joiner=Joiner(JoinWindow(timeout_ns=10 * SECOND, max_steps=10, max_bytes=2**30, max_closed_steps=10)),
+        joiner=joiner,
         judge=judge or VerdictEngine(),  # type: ignore[arg-type]
         layer_loads=lambda joined: (),
         sinks=(sink,),
@@ -143,7 +147,7 @@ def rig(tmp_path: Path, *, sink: FakeSink | None = None, judge: object = None) -
         shutdown_timeout_s=30,
         on_runs=note,
     )
-    return Rig(worker, intake, sink, clock, runs, path, letter)
+    return Rig(worker, intake, sink, clock, runs, path, letter, joiner)
 
 
 def kinds(sink: FakeSink) -> list[EventKind]:
@@ -292,3 +296,84 @@ def test_a_job_started_again_is_not_taken_for_two(tmp_path: Path) -> None:
     rigged.run()
     reasons = [event.reason for event in rigged.sink.events if event.kind is EventKind.RUN_ID_REUSED]
     assert reasons == ["executed_again", "executed_again"]
+
+
+def incident(rigged: Rig, *, num_steps: int = 4) -> None:
+    """Two jobs under one id, the second a third of a second behind, each a step a second."""
+    for step in range(num_steps):
+        for job in range(2):
+            offer(rigged, step, step * SECOND + job * SECOND // 3)
+
+
+def offer(rigged: Rig, step: int, later_ns: int) -> None:
+    """All ranks of a step, begun so much later than the first step of all."""
+    begun_ns = RUN.step(0)[0].start_unix_ns + later_ns
+    ranks = tuple(replace(one, start_unix_ns=begun_ns) for one in RUN.step(step))
+    assert rigged.intake.offer(ranks, (), size_bytes=1) is not None
+
+
+def unnamed(rigged: Rig, after_ns: int) -> list[bool]:
+    """Of each step that began so much later: whether it is said to be of two jobs."""
+    first_ns = RUN.step(0)[0].start_unix_ns + after_ns
+    return [
+        result.verdict.reason == TWO_JOBS
+        for result in rigged.sink.results
+        if result.joined.rank_steps[0].start_unix_ns >= first_ns
+    ]
+
+
+def test_a_job_started_again_after_two_had_its_id_is_judged_at_once(tmp_path: Path) -> None:
+    """The incident is over when one has been silent for a minute: no restart pays for it again."""
+    rigged = rig(tmp_path)
+    incident(rigged)
+    for job in (1, 2):
+        for step in range(3):
+            offer(rigged, step, job * HOUR + step * SECOND)
+    rigged.run()
+    assert any(unnamed(rigged, 0))
+    assert unnamed(rigged, HOUR) == [False] * 6
+    assert [event.reason for event in rigged.sink.events].count("two_jobs") == 1
+
+
+def test_a_second_incident_is_said_again(tmp_path: Path) -> None:
+    """Two jobs a day later are news."""
+    rigged = rig(tmp_path)
+    incident(rigged)
+    for step in range(4):
+        for job in range(2):
+            offer(rigged, step, 24 * HOUR + step * SECOND + job * SECOND // 3)
+    rigged.run()
+    assert [event.reason for event in rigged.sink.events].count("two_jobs") == 2
+    assert any(unnamed(rigged, 24 * HOUR))
+
+
+def test_a_resend_is_no_sign_of_a_second_job(tmp_path: Path) -> None:
+    """The same rows once more, long after one of two jobs has ended, leave the other its verdicts."""
+    rigged = rig(tmp_path)
+    incident(rigged)
+    for step in range(100, 106):
+        offer(rigged, step, HOUR + step * SECOND)
+        offer(rigged, step, HOUR + step * SECOND)
+    rigged.run()
+    assert unnamed(rigged, HOUR) == [False] * 6
+    assert [event.kind for event in rigged.sink.events].count(EventKind.DUPLICATE) == 12
+
+
+def test_a_collector_that_starts_again_takes_no_restarted_job_for_two(tmp_path: Path) -> None:
+    """What counts is when a run began, and not when a new process first heard of it."""
+    first = rig(tmp_path)
+    for step in range(3):
+        offer(first, step, step * SECOND)
+    for step in range(3):
+        offer(first, step, HOUR + step * SECOND)
+    first.run()
+    second = rig(tmp_path)
+    second.joiner.remember(first.joiner.all_closed())
+    # The second run goes on for an hour, and its job starts again half a minute after the collector did.
+    offer(second, 3_600, 2 * HOUR)
+    for step in range(3):
+        offer(second, step, 2 * HOUR + (30 + step) * SECOND)
+    second.run()
+    assert {result.joined.run_id for result in second.sink.results} == {"r:2", "r:3"}
+    assert unnamed(second, 0) == [False] * 4
+    assert "two_jobs" not in [event.reason for event in second.sink.events]

@@ -181,7 +181,7 @@ def test_the_exchange_inside_a_backward_phase_is_told_apart(
     collective(recording.time)
     model = Model(recording.time, exchange=True)
     recording.tracer.instrument(model)
-    recording.tracer._installer.hook_collectives()
+    recording.tracer._installer.functions.hook_collectives()
     step = step_of(recording, model)
     assert backward_lines(step.phases) == [
         "0 unpermute 60",
@@ -205,7 +205,7 @@ def test_activation_recompute_is_cut_out_tagged_and_counted_once(
     model = Model(recording.time, exchange=True)
     model.recompute = reentrant
     recording.tracer.instrument(model)
-    recording.tracer._installer.hook_collectives()
+    recording.tracer._installer.functions.hook_collectives()
     step = step_of(recording, model)
     rows = backward_lines(step.phases)
     assert [row for row in rows if "recompute" not in row] == [
@@ -285,7 +285,7 @@ def test_a_backward_after_its_step_records_nothing(record: Make) -> None:
     with recording.tracer.step():
         loss = model(torch.ones(3, 4))
     recording.emitter.wait_for(1)
-    while not recording.tracer._pool._free:
+    while not recording.tracer._buffers.pool._free:
         pass
     with recording.tracer.step():
         loss.backward(retain_graph=True)

@@ -223,7 +223,7 @@ def test_off_is_the_default(record: Make) -> None:
     model(torch.randn(9, 8))
     (step,) = recording.records()
     assert step.coactivation == ()
-    assert recording.tracer._coactivation is None
+    assert recording.tracer._buffers.coactivation is None
 
 
 def test_pairs_travel_as_flat_columns() -> None:

@@ -31,7 +31,7 @@ def _one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def hooked(record: Make) -> Recording:
     """A tracer that knows torch's collectives."""
     recording = record()
-    recording.tracer._installer.hook_collectives()
+    recording.tracer._installer.functions.hook_collectives()
     return recording
 
 

@@ -14,7 +14,7 @@ import torch
 from compiled_models import Decoder, Router, Ticks, equal, train
 from moetrace.instrument import graph_calls
 from moetrace.instrument.recorders import key_of
-from moetrace.instrument.wrap import TorchState
+from moetrace.instrument.torch_state import TorchState
 from moetrace.record.sites import Role, Site
 from moetrace.timing.clock import HostClock
 from moetrace_schemas.enums import CountKind, Phase
@@ -297,6 +297,26 @@ def test_inductor_keeps_marks_in_order_and_the_work_between_them(record: Make) -
     assert "torch.ops.moetrace" not in code
 
 
+@NEEDS_COMPILER
+def test_work_before_a_phase_stays_before_it(record: Make) -> None:
+    """A mark that reads nothing comes behind kernels that are written late, too."""
+    from torch._inductor.utils import run_and_get_code
+
+    recording = record(clock=HostClock(Ticks().now_ns))
+
+    def body(rows: torch.Tensor) -> torch.Tensor:
+        scaled = torch.nn.functional.layer_norm(rows, (32,))
+        with recording.tracer.phase("expert_gemm", layer=3):
+            return scaled @ torch.ones(32, 8)
+
+    with torch.no_grad():
+        _, (code,) = run_and_get_code(torch.compile(body, fullgraph=True), torch.randn(4, 32))
+    lines = [line.strip() for line in code.partition("def call(")[2].splitlines()]
+    kernels = [at for at, line in enumerate(lines) if line.startswith("cpp_fused")]
+    (begin,) = [at for at, line in enumerate(lines) if line.startswith("moetrace_begin(")]
+    assert kernels[0] < begin
+
+
 def test_sampling_does_not_compile_anything_again(record: Make) -> None:
     """Recorded steps, steps that are sampled out and calls outside of steps run the same graph."""
     recording = record(clock=HostClock(Ticks().now_ns), sample="1/3")
@@ -386,6 +406,8 @@ def test_reduce_overhead_is_recorded_like_the_default(record: Make) -> None:
     [
         "compiler.is_exporting",
         "_C._AutoDispatchBelowAutograd",
+        "_C._autograd._get_sequence_nr",
+        "_C._current_autograd_node",
         "_C._get_dispatch_mode",
         "_C._len_torch_dispatch_stack",
         "_C._TorchDispatchModeKey",
@@ -399,7 +421,7 @@ import torch
 kept = {owner}.{attribute}
 del {owner}.{attribute}
 from moetrace.instrument import compiled
-from moetrace.instrument.wrap import TorchState
+from moetrace.instrument.torch_state import TorchState
 assert not compiled.AVAILABLE
 assert TorchState().traced_step is None
 # This torch needs it itself.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 from torch import nn
 
 from compiled_models import Block, Decoder, Ticks, equal, train
-from moetrace.instrument import graph_backward
+from moetrace.instrument import graph_backward, graph_recompute
+from moetrace.record.sites import Role
 from moetrace.timing.clock import HostClock
 from moetrace_schemas.columns import RowFlag
 from moetrace_schemas.enums import CountKind, Direction, Phase
@@ -186,7 +188,55 @@ def test_accumulated_microbatches_each_have_their_backward(record: Make) -> None
     assert phases(step, Direction.BACKWARD) == once * 2
 
 
-def test_a_checkpoint_around_a_compiled_block_is_recompute_and_counted_once(record: Make) -> None:
+@pytest.mark.parametrize("compile_it", [False, True], ids=["eager", "compiled"])
+def test_a_backward_in_a_later_step_is_none_of_that_step(record: Make, compile_it: bool) -> None:
+    """Its own step has ended, and the later one shows the backward of its own forward alone."""
+    model = Decoder()
+    recording = record(clock=HostClock(Ticks().now_ns))
+    recording.tracer.instrument(model)
+    run: Any = torch.compile(model, backend="aot_eager", fullgraph=True) if compile_it else model
+    train(run, model.parameters())
+    with recording.tracer.step():
+        early, late = (run(torch.randn(6, 8)).square().sum() for _ in range(2))
+        early.backward()
+    with recording.tracer.step():
+        own = run(torch.randn(6, 8)).square().sum()
+        late.backward()
+        own.backward()
+    with recording.tracer.step():
+        forgotten = run(torch.randn(6, 8)).square().sum()
+    with recording.tracer.step():
+        forgotten.backward()
+    once = [(layer, phase) for layer in (1, 0) for phase in (Phase.FUSED, Phase.ROUTER)]
+    shown = [phases(step, Direction.BACKWARD) for step in recording.records()[-4:]]
+    assert shown == [once, once, [], []]
+    assert recording.tracer.guard.errors == {}
+
+
+def test_a_forward_on_another_thread_has_its_backward_in_the_step(record: Make) -> None:
+    """Threads number their autograd nodes apart: a young thread's have lower numbers than the step's."""
+    model = Decoder()
+    recording = record(clock=HostClock(Ticks().now_ns))
+    recording.tracer.instrument(model)
+    run: Any = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for _ in range(3):
+        train(run, model.parameters())
+    losses: list[torch.Tensor] = []
+    with recording.tracer.step():
+        thread = threading.Thread(target=lambda: losses.append(run(torch.randn(6, 8)).square().sum()))
+        thread.start()
+        thread.join()
+        losses[0].backward()
+    step = recording.records()[-1]
+    assert phases(step, Direction.BACKWARD) == [
+        (layer, phase) for layer in (1, 0) for phase in (Phase.FUSED, Phase.ROUTER)
+    ]
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
+def test_a_checkpoint_around_a_compiled_block_is_recompute_and_counted_once(
+    record: Make, reentrant: bool
+) -> None:
     """The graph runs again inside backward: its phases carry the flag, its pairs are not load."""
     model = Decoder()
     for layer in model.layers:
@@ -195,7 +245,7 @@ def test_a_checkpoint_around_a_compiled_block_is_recompute_and_counted_once(reco
     def run(tokens: torch.Tensor) -> torch.Tensor:
         for layer in model.layers:
             tokens = tokens + torch.utils.checkpoint.checkpoint(
-                layer, model.norm(tokens), use_reentrant=False
+                layer, model.norm(tokens), use_reentrant=reentrant
             )
         return tokens
 
@@ -207,6 +257,125 @@ def test_a_checkpoint_around_a_compiled_block_is_recompute_and_counted_once(reco
     assert (totals[CountKind.ROUTED], totals[CountKind.RECOMPUTE]) == (24, 24)
     first = [row for row in step.phases if row.direction is Direction.BACKWARD and not row.flags]
     assert {(row.layer, row.phase) for row in first} >= {(0, Phase.ROUTER), (1, Phase.ROUTER)}
+
+
+class Checkpointed(Decoder):
+    """Each block, with the norm in front of it, is recomputed in the backward."""
+
+    reentrant = False
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Hidden states to hidden states."""
+        for layer in self.layers:
+            tokens = tokens + torch.utils.checkpoint.checkpoint(
+                lambda rows, layer=layer: layer(self.norm(rows)), tokens, use_reentrant=self.reentrant
+            )
+        return tokens
+
+
+def recomputed(step: Any) -> set[tuple[int, Phase]]:
+    """Layers and phases of activation recompute."""
+    rows = [row for row in step.phases if row.flags & RowFlag.RECOMPUTE]
+    return {(row.layer, row.phase) for row in rows if row.phase is not Phase.OUTSIDE}
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=NEEDS_COMPILER)])
+def test_a_checkpoint_inside_a_compiled_region_is_recompute_and_counted_once(
+    record: Make, backend: str, reentrant: bool
+) -> None:
+    """As in the eager run: the flag, the pairs apart, gradients bit for bit, and no graph break."""
+    model = Checkpointed()
+    model.reentrant = reentrant
+    plain = train(torch.compile(model, backend=backend, fullgraph=True), model.parameters())
+    eager, _ = recorded(record, model, model)
+    torch._dynamo.reset()
+    step, traced = recorded(record, model, torch.compile(model, backend=backend, fullgraph=True))
+    assert equal(plain, traced)
+    for run in (eager, step):
+        assert recomputed(run) == {(layer, part) for layer in (0, 1) for part in (Phase.ROUTER, Phase.FUSED)}
+        assert {row.direction for row in run.phases if row.flags & RowFlag.RECOMPUTE} == {Direction.BACKWARD}
+        totals = {kind: sum(sum(row.counts) for row in run.experts if row.kind is kind) for kind in CountKind}
+        assert (totals[CountKind.ROUTED], totals[CountKind.RECOMPUTE]) == (24, 24)
+    assert phases(step, Direction.FORWARD) == phases(eager, Direction.FORWARD)
+    own = [row for row in step.phases if row.direction is Direction.BACKWARD and not row.flags]
+    assert {(row.layer, row.phase) for row in own} >= {(0, Phase.ROUTER), (1, Phase.ROUTER)}
+
+
+def test_what_is_recomputed_in_a_compiled_graph_lies_between_its_marks(record: Make) -> None:
+    """Products and sorts of the forward, and none of the backward; an end has read what came before it."""
+    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+    from torch._dynamo.backends.common import aot_autograd
+
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    model = Checkpointed()
+    recording = record(clock=HostClock(Ticks().now_ns))
+    recording.tracer.instrument(model)
+    backend = aot_autograd(
+        fw_compiler=keep, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition
+    )
+    train(torch.compile(model, backend=backend, fullgraph=True), model.parameters())
+    forward, backward = graphs
+    sites = recording.tracer.sites.sites
+    opened: list[int] = []
+    inside: dict[str, int] = {}
+    for node in backward.graph.nodes:
+        if node.target is torch.ops.moetrace.recompute_begin.default:
+            opened.append(node.args[-1])
+        elif node.target is torch.ops.moetrace.recompute_end.default:
+            assert opened.pop() == node.args[-1]
+        elif opened:
+            inside[node.name] = opened[-1]
+    assert opened == []
+    products = {"aten.mm.default", "aten.bmm.default", "aten.topk.default"}
+    of_forward = {node.name for node in forward.graph.nodes if str(node.target) in products}
+    of_backward = {node.name for node in backward.graph.nodes if str(node.target) in products}
+    assert of_forward & of_backward == {
+        node.name for node in backward.graph.nodes if node.name in inside and str(node.target) in products
+    }
+    assert {sites[inside[name]].phase for name in of_forward & of_backward if "topk" in name} == {
+        Phase.ROUTER
+    }
+    assert {sites[inside[name]].role for name in of_forward & of_backward if "bmm" in name} == {Role.EXPERTS}
+
+
+@pytest.mark.parametrize("broken", ["label_calls", "_mark_stretch", "_count_again"])
+def test_a_fault_while_recompute_is_marked_costs_marks_alone(
+    record: Make, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """It is counted; outputs and gradients are those of the plain graph."""
+    model = Checkpointed()
+    plain = train(torch.compile(model, backend="aot_eager", fullgraph=True), model.parameters())
+    torch._dynamo.reset()
+    module = graph_backward if broken == "label_calls" else graph_recompute
+    monkeypatch.setattr(module, broken, lambda *_: 1 / 0)
+    recording = record(clock=HostClock(Ticks().now_ns))
+    recording.tracer.instrument(model)
+    run: Any = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with recording.tracer.step():
+        assert equal(plain, train(run, model.parameters()))
+    assert recording.tracer.guard.errors["compiled_backward"] > 0
+
+
+def test_a_checkpoint_whose_backward_runs_in_a_later_step_is_none_of_that_step(record: Make) -> None:
+    """Neither its time nor its pairs."""
+    model = Checkpointed()
+    recording = record(clock=HostClock(Ticks().now_ns))
+    recording.tracer.instrument(model)
+    run: Any = torch.compile(model, backend="aot_eager", fullgraph=True)
+    train(run, model.parameters())
+    with recording.tracer.step():
+        loss = run(torch.randn(6, 8)).square().sum()
+    with recording.tracer.step():
+        loss.backward()
+    step = recording.records()[-1]
+    assert {row.phase for row in step.phases} == {Phase.OUTSIDE}
+    assert step.experts == ()
 
 
 def test_a_backward_that_nothing_ends_ends_with_the_pass(record: Make) -> None:

@@ -17,6 +17,8 @@ from torch.utils import checkpoint
 from moetrace.adapters.base import DispatchResult
 from moetrace.adapters.capacity import count_admitted, count_dropped
 from moetrace.adapters.reference import ReferenceMoE
+from moetrace.instrument.counted import counted as counted_call
+from moetrace.instrument.recorders import key_of
 from moetrace.instrument.routing import CountSite, StepCounter, padding_flags
 from moetrace.record.receipts import receipts, settle
 from moetrace.record.types import ExpertRow, StepRecord
@@ -90,6 +92,39 @@ def test_activation_recompute_double_counts(record: Make) -> None:
         model(HIDDEN.clone().requires_grad_()).sum().backward()
     (step,) = recording.records()
     assert totals(step) == {CountKind.ROUTED: 10, CountKind.RECOMPUTE: 10}
+
+
+@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
+def test_activation_recompute_of_replicas_is_noted_once(record: Make, in_graph: bool) -> None:
+    """Pairs by physical expert are the routed ones once more: a recompute adds to neither, and once apart."""
+    tracer = record().tracer
+    tracer.set_count_sites([CountSite(0, 4), CountSite(0, 6, CountKind.PHYSICAL)], CPU)
+    ids = torch.tensor([[0, 1], [2, 3], [1, 0]])
+
+    def see(counter: Any, index: int, args: Any, kwargs: Any, result: Any) -> None:
+        counter.add(index, result)
+
+    calls = [counted_call(lambda: ids, tracer, see, index) for index in (0, 1)]
+
+    def route(gradient: torch.Tensor | None = None) -> None:
+        for index, call in enumerate(calls):
+            if in_graph:
+                torch.ops.moetrace.count_ids(ids, key_of(tracer), index)
+            else:
+                call()
+
+    tokens = torch.ones(3, requires_grad=True)
+    tokens.register_hook(route)
+    with tracer.step():
+        route()
+        tokens.sum().backward()
+        assert tracer.buffer is not None
+        counter = tracer.buffer.counter
+    assert {kind: sum(row) for kind, row in counted(counter).items()} == {
+        CountKind.ROUTED: 6,
+        CountKind.PHYSICAL: 6,
+        CountKind.RECOMPUTE: 6,
+    }
 
 
 def test_dummy_or_idle_dp_batches(record: Make) -> None:

@@ -163,7 +163,7 @@ def test_a_step_that_cannot_be_assembled_does_not_end_the_thread(
 def test_buffers_come_back_whatever_happens_to_their_step(record: Make) -> None:
     """Neither faults nor overflow use up the pool."""
     recording = record(buffers=1, max_intervals=16)
-    pool = recording.tracer._ensure_pool(None)
+    pool = recording.tracer._buffers.ready(None)
     for number in range(6):
         with recording.tracer.step(number):
             assert recording.tracer.buffer is not None

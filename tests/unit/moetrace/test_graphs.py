@@ -206,7 +206,7 @@ def test_rows_received_in_a_replay_are_counted(
 
 def graph_marks(recording: Any) -> Any:
     """The tracer's side of captures."""
-    (patch, *_) = recording.tracer._graph_patches._patches
+    (patch, *_) = recording.tracer._buffers.graph_patches._patches
     return patch.replacement.__closure__[1].cell_contents.__self__
 
 
@@ -240,7 +240,7 @@ def test_the_drain_thread_asks_nothing_while_a_graph_is_captured(record: Make, d
     asked: list[bool] = []
     refuse = device.refuse_in_capture
     device.refuse_in_capture = lambda: (asked.append(device.capturing), refuse())[1]  # type: ignore[func-returns-value,method-assign]
-    clock = recording.tracer._clock
+    clock = recording.tracer._buffers.clock
     assert clock.gate.run(lambda: 1) is None
     track = clock.track(2)
     assert not track.ready()

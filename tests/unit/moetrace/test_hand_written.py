@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -246,3 +248,62 @@ def test_a_clock_that_fails_in_a_phase_never_reaches_the_model(record: Make) -> 
         buffer.mark = mark
     assert ran == [1, 1]
     assert recording.tracer.guard.errors == {"record": 2}
+
+
+BEFORE_TORCH = """
+import sys
+import moetrace
+from moetrace.testing import MemoryEmitter
+kept = MemoryEmitter()
+tracer = moetrace.init(run_id="r", rank=0, world_size=2, emitters=[kept])
+parts = moetrace.wrap(
+    layer=3,
+    router=lambda rows: rows * 2,
+    dispatch=lambda rows: rows + 0,
+    experts=lambda rows: rows * rows * 3 + weights,
+)
+
+def layer(rows):
+    return parts.experts(parts.dispatch(parts.router(rows)))
+
+for rows in (1, 2):
+    with moetrace.step():
+        weights = 0
+        assert layer(rows) == 12 * rows**2
+assert "torch" not in sys.modules
+
+import torch
+from torch.utils.checkpoint import checkpoint
+weights = torch.ones(4, requires_grad=True)
+
+before = torch.distributed.all_to_all_single
+with moetrace.step():
+    checkpoint(layer, torch.ones(4, requires_grad=True), use_reentrant=False).sum().backward()
+assert torch.distributed.all_to_all_single is not before
+run = torch.compile(layer, backend="aot_eager", fullgraph=True)
+for _ in range(2):
+    with moetrace.step():
+        run(torch.ones(4, requires_grad=True)).sum().backward()
+assert torch.equal(weights.grad, torch.full((4,), 3.0))
+assert tracer.guard.errors == {}
+moetrace.shutdown()
+assert torch.distributed.all_to_all_single is before
+for step in kept.wait_for(5):
+    told = {("recompute" if row.flags & 2 else row.direction.value, row.phase.value) for row in step.phases}
+    print(*(f"{way}:{phase}" for way, phase in sorted(told) if phase in ("router", "expert_gemm")))
+"""
+
+
+def test_code_that_was_wrapped_before_torch_was_imported_is_recorded_like_any() -> None:
+    """Backward, recompute, compilation and exchanges are known from the first step with torch there."""
+    done = subprocess.run([sys.executable, "-c", BEFORE_TORCH], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    forward = "forward:expert_gemm forward:router"
+    backward = "backward:expert_gemm backward:router"
+    assert done.stdout.splitlines() == [
+        forward,
+        forward,
+        f"{backward} {forward} recompute:expert_gemm recompute:router",
+        f"{backward} {forward}",
+        f"{backward} {forward}",
+    ]

@@ -18,7 +18,7 @@ from torch import nn
 from moetrace.adapters.base import ExpertParallel, LayerMatch
 from moetrace.adapters.reference import ReferenceMoE
 from moetrace.errors import ConfigError, UnsupportedModelError
-from moetrace.instrument.install import _count_site
+from moetrace.instrument.layer_counts import layer_counts
 from moetrace.instrument.patches import mark_of
 from moetrace.record.buffer import StepBuffer
 from moetrace.timing.clock import HostClock
@@ -111,7 +111,7 @@ def test_uninstrument_restores_the_very_same_callables(
     tracer, model = record().tracer, make_model()
     before, framework = namespaces(model), framework_namespaces()
     assert tracer.instrument(model)
-    tracer._installer.hook_collectives()
+    tracer._installer.functions.hook_collectives()
     assert namespaces(model) != before
     assert framework_namespaces() != framework
     tracer.uninstrument()
@@ -234,13 +234,14 @@ def test_a_failure_while_instrumenting_leaves_the_model_as_it_was(
     """The error arrives, and no wrapper is left, on shared functions neither."""
     tracer, model = record().tracer, Decoder()
     before, shared = namespaces(model), torch.distributed.all_to_all_single
-    hook = tracer._installer._wrap_engine
+    functions = tracer._installer.functions
+    hook = functions.wrap_engine
 
     def hook_all(calls: Any) -> None:
         hook(calls)
-        tracer._installer.hook_collectives()
+        functions.hook_collectives()
 
-    monkeypatch.setattr(tracer._installer, "_wrap_engine", hook_all)
+    monkeypatch.setattr(functions, "wrap_engine", hook_all)
 
     def full(*arguments: Any) -> None:
         raise MemoryError("no room for counters")
@@ -266,7 +267,8 @@ def test_what_an_exchange_received_is_of_experts_only_without_replicas(slots: in
         num_physical=slots,
         parallel=ExpertParallel(rank=0, size=2, group=0),
     )
-    assert _count_site(match, CountKind.RECEIVED, 0).at_exchange is (slots == 0)
+    (received,) = [site for site in layer_counts(match) if site.kind is CountKind.RECEIVED]
+    assert received.at_exchange is (slots == 0)
 
 
 def test_the_report_says_what_is_covered(record: Make) -> None:
@@ -404,7 +406,7 @@ def test_counts_of_a_step_that_waits_for_the_drain_survive_instrumenting_another
     """A buffer keeps the counter that it was filled with until it is taken again."""
     recording, model = record(), Decoder()
     recording.tracer.instrument(model)
-    pool = recording.tracer._ensure_pool(None)
+    pool = recording.tracer._buffers.ready(None)
     held: list[StepBuffer] = []
     pool.hand_over = held.append  # type: ignore[method-assign]
     with recording.tracer.step():
@@ -419,14 +421,14 @@ def test_the_same_helper_under_another_modules_name_is_wrapped_once(record: Make
     """A collective that a framework imported after it was wrapped is the wrapper already."""
     tracer = record().tracer
     installer = tracer._installer
-    installer.hook_collectives()
+    installer.functions.hook_collectives()
     imported = ModuleType("framework")
     imported.all_to_all_single = torch.distributed.all_to_all_single  # type: ignore[attr-defined]
     from moetrace.adapters.base import Call, Target
     from moetrace.record.sites import Role
 
-    installer._place(
-        installer._shared,
+    installer.placing.place(
+        installer.functions.patches,
         Target(
             owner=imported,
             attribute="all_to_all_single",

@@ -250,7 +250,7 @@ def test_numbers_of_other_types_are_taken(record: Make) -> None:
 def stuck(recording: Recording) -> list[Any]:
     """Keeps handed-over buffers from the drain thread."""
     held: list[Any] = []
-    pool = recording.tracer._ensure_pool(None)
+    pool = recording.tracer._buffers.ready(None)
     pool.hand_over = held.append  # type: ignore[method-assign]
     return held
 
@@ -386,7 +386,7 @@ def test_counting_that_keeps_failing_is_switched_off_alone(record: Make) -> None
     """Times are recorded on; only the counts are missing."""
     recording, model = record(buffers=FAILURES_BEFORE_OFF + 4), Model()
     recording.tracer.instrument(model)
-    for counter in recording.tracer._counters:
+    for counter in recording.tracer._buffers.counters:
         counter.add = lambda *arguments: 1 / 0  # type: ignore[method-assign,assignment]
     attempts = FAILURES_BEFORE_OFF + 3
     for _ in range(attempts):

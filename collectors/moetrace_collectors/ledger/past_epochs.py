@@ -1,0 +1,106 @@
+"""What a judge of changes had seen before its process ended, read back from ledger and verdicts.
+
+::
+
+    ledger      applied 1          applied 2            (judged 2?)
+    verdicts    steps under 1      steps under 2 so far
+                  | before           | now
+                  `------------------+--> ChangeJudge.resume: goes on as if it had never stopped
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moetrace_collectors.ledger import past_queries as queries
+from moetrace_collectors.ledger.chain import LedgerRow
+from moetrace_collectors.ledger.client_store import ClientLedgerStore
+from moetrace_collectors.ledger.judge import CONFIDENCE, MAX_STEPS, SETTLE_STEPS, PastEpoch, Sample
+
+Ask = Callable[[str, Mapping[str, Any]], list[Mapping[str, Any]]]
+"""Rows of a query with parameters."""
+NO_END = 2**63
+STEPS_PER_QUESTION = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """What to resume from."""
+
+    now: PastEpoch
+    before: PastEpoch | None
+    """None where there was none, or the change to `now` has a verdict."""
+
+
+def read_past(ledger: ClientLedgerStore, ask: Ask, run_id: str) -> Past | None:
+    """The current epoch of a run and the one before it; None where no step of it has a verdict."""
+    applied = ledger.last_applied(run_id)
+    if not applied:
+        return None
+    now = _read(ask, run_id, applied[0], end=NO_END, settles=len(applied) > 1)
+    if now is None:
+        return None
+    before = None
+    if len(applied) > 1 and not _is_judged(ledger, applied[0]):
+        before = _read(ask, run_id, applied[1], end=applied[0].step or 0, settles=len(applied) > 2)
+    return Past(now=now, before=before)
+
+
+def _is_judged(ledger: ClientLedgerStore, applied: LedgerRow) -> bool:
+    """Whether a judge that looks as a change runs has said what it is; people have another confidence."""
+    return any(
+        row.sequence > applied.sequence
+        and json.loads(row.document).get("thresholds", {}).get("confidence") == CONFIDENCE
+        for row in ledger.judged(applied.run_id, applied.version)
+    )
+
+
+def _read(ask: Ask, run_id: str, applied: LedgerRow, *, end: int, settles: bool) -> PastEpoch | None:
+    """Steps of an epoch.
+
+    Args:
+        ask: the store.
+        run_id: the run.
+        applied: how the epoch began.
+        end: the step at which the next one began.
+        settles: whether an epoch was before it, so that its first steps are not compared.
+    """
+    bounds = {"run": run_id, "version": applied.version, "end": end}
+    [first] = ask(queries.FIRST, {**bounds, "first": applied.step or 0})
+    if not int(first["steps"]):
+        return None
+    first_step = int(first["first_step"])
+    settled = first_step + (SETTLE_STEPS if settles else 0)
+    steps = ask(queries.STEPS, {**bounds, "first": settled, "limit": MAX_STEPS})
+    counts = _counts(ask, run_id, [int(row["step"]) for row in steps])
+    by_mode: dict[str, list[Sample]] = {}
+    num_steps: dict[str, int] = {}
+    for row in sorted(steps, key=lambda row: int(row["step"])):
+        step, mode = int(row["step"]), str(row["mode"])
+        by_mode.setdefault(mode, []).append(
+            (step, int(row["begun_ns"]), int(row["step_ns"]), *counts.get(step, (0, 0, 0)))
+        )
+        num_steps[mode] = int(row["steps_of_mode"])
+    return PastEpoch(
+        version=applied.version,
+        first_step=first_step,
+        num_steps=sum(num_steps.values()),
+        by_mode=by_mode,
+    )
+
+
+def _counts(ask: Ask, run_id: str, steps: list[int]) -> dict[int, tuple[int, int, int]]:
+    """Rows that experts worked on, pairs routed, and pairs lost, by step."""
+    found: dict[int, tuple[int, int, int]] = {}
+    for start in range(0, len(steps), STEPS_PER_QUESTION):
+        asked = steps[start : start + STEPS_PER_QUESTION]
+        named = {"run": run_id, "steps": asked}
+        worked = {int(row["step"]): int(row["worked_rows"]) for row in ask(queries.WORKED, named)}
+        pairs = {
+            int(row["step"]): (int(row["pairs"]), int(row["lost_pairs"])) for row in ask(queries.PAIRS, named)
+        }
+        found |= {step: (worked.get(step, 0), *pairs.get(step, (0, 0))) for step in asked}
+    return found

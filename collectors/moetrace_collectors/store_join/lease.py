@@ -1,0 +1,140 @@
+"""Which of several `moetrace join` is at work in a store; the others stand by.
+
+So nothing is written twice: a verdict that is replaces the other, but a ledger keeps every row.
+
+Each says every turn that it lives, by the clock of the store; of those that have said so within a minute,
+the one that began first is at work::
+
+    A  begun 10:00   beats ............ killed
+    B  begun 10:05   stands by ................(a minute)| at work
+
+One that could not reach the store for half a minute counts as newly begun: another one may be at work by
+then.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+from moetrace_collectors.store_errors import store_answers
+
+LEASE_S = 60
+"""One that has not said for so long that it lives is dead."""
+LONGEST_GAP_S = 30.0
+BEAT_S = 5.0
+"""Between two signs of life within a long turn."""
+
+BEAT = """
+INSERT INTO {database:Identifier}.join_leases (holder, run_id, begun_at, beat_at, has_left)
+SELECT {holder:String}, {run:String},
+       if({begun_us:Int64} = 0, now64(6), fromUnixTimestamp64Micro({begun_us:Int64})), now64(6), {left:UInt8}
+"""
+HOLDERS = """
+SELECT holder, toUnixTimestamp64Micro(argMax(begun_at, beat_at)) AS begun_us
+FROM {database:Identifier}.join_leases
+WHERE beat_at >= now64(6) - toIntervalSecond({lease_s:UInt32})
+  AND ({run:String} = '' OR run_id = '' OR run_id = {run:String})
+GROUP BY holder
+HAVING argMax(has_left, beat_at) = 0
+ORDER BY begun_us, holder
+"""
+"""Those that live and join the same runs, the one that is at work first."""
+
+
+class JoinLease:
+    """One process's place among those that join; not thread-safe."""
+
+    def __init__(self, client: Any, *, database: str, run_id: str, clock_s: Callable[[], float]) -> None:
+        """Nothing is said yet.
+
+        Args:
+            client: clickhouse-connect client of a migrated store; closed by the caller.
+            database: holds the tables.
+            run_id: the run that is joined; empty: all.
+            clock_s: monotonic.
+        """
+        self._client = client
+        self._bound = {"database": database, "run": run_id}
+        self._clock_s = clock_s
+        self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._begun_us = 0
+        self._beat_s: float | None = None
+
+    def holds(self) -> bool:
+        """Say that this process lives; whether it is the one at work. What it raises is the store's."""
+        now_s = self._clock_s()
+        if self._beat_s is None or now_s - self._beat_s > LONGEST_GAP_S:
+            self._begun_us = 0
+        self._beat(left=0)
+        rows = list(
+            self._client.query(HOLDERS, parameters={**self._bound, "lease_s": LEASE_S}).named_results()
+        )
+        begun_us = {str(row["holder"]): int(row["begun_us"]) for row in rows}
+        # A replica may not have it yet: then nobody knows who was first.
+        self._begun_us = begun_us.get(self.name, self._begun_us)
+        self._beat_s = now_s
+        return next(iter(begun_us), "") == self.name
+
+    def keeps(self) -> bool:
+        """The same in the middle of work; asks only now and then."""
+        if self._beat_s is not None and self._clock_s() - self._beat_s < BEAT_S:
+            return True
+        return self.holds()
+
+    def leave(self) -> None:
+        """Let the next one begin at once; where the store does not answer, it begins in a minute."""
+        from clickhouse_connect.driver.exceptions import ClickHouseError
+
+        if self._beat_s is not None:
+            with suppress(ClickHouseError, OSError):
+                self._beat(left=1)
+        self._beat_s = None
+
+    def _beat(self, *, left: int) -> None:
+        values: Mapping[str, Any] = {"holder": self.name, "begun_us": self._begun_us, "left": left}
+        self._client.command(BEAT, parameters={**self._bound, **values})
+
+
+class Turns(Protocol):
+    """What does something each turn."""
+
+    def turn(self, *, go_on: Callable[[], bool] = ...) -> int:
+        """How many steps were judged; see StoreJoiner."""
+
+
+class StandIn:
+    """Joins while it holds the lease, with a joiner that begins when it gets it."""
+
+    def __init__(
+        self, lease: JoinLease, begin: Callable[[], Turns], *, on_standing_by: Callable[[], None]
+    ) -> None:
+        self._lease = lease
+        self._begin = begin
+        self._on_standing_by = on_standing_by
+        self._joiner: Turns | None = None
+        self._has_said = False
+
+    def turn(self, *, go_on: Callable[[], bool] = lambda: True) -> int:
+        """One turn of the joiner, or nothing where another process is at work.
+
+        Raises:
+            UsageError: the store does not answer.
+        """
+        with store_answers():
+            holds = self._lease.holds()
+        if not holds:
+            # What it remembers is not what the one at work does.
+            self._joiner = None
+            if not self._has_said:
+                self._on_standing_by()
+            self._has_said = True
+            return 0
+        self._has_said = False
+        if self._joiner is None:
+            self._joiner = self._begin()
+        return self._joiner.turn(go_on=lambda: go_on() and self._lease.keeps())

@@ -1,0 +1,195 @@
+"""Finds the steps of a store that are to be judged now, by when their rows were stored.
+
+Each look goes back to a quarter of an hour before the last one, by the store's clock, which says when rows
+came to it and not when a collector had them: however long rows waited for the store, they are found. The
+first look goes back as far as the user wants, also by the collectors' clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from moetrace_collectors.store_clock import HOUR_MS
+from moetrace_collectors.store_join import queries
+from moetrace_collectors.store_join.closed_steps import ClosedStep, closed_steps
+from moetrace_collectors.store_join.executions import ExecutedAgain, executed_again
+
+Ask = Callable[[str, Mapping[str, Any]], list[Mapping[str, Any]]]
+"""Rows of a query with parameters."""
+StepKey = tuple[str, int]
+"""(run id, step)"""
+
+STEPS_PER_QUESTION = 1_000
+"""Step numbers that one query names; a server takes 128 KiB in one parameter."""
+REMEMBERED_STEPS = 256
+"""Judged steps that fill the engine's memory at a start."""
+RECENT_MS = 900_000
+"""How far back from the last turn rows are looked for, beside the timeout, ms: a row is stamped before it can
+be read, and replicas and their clocks lag."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """What is known of a step before it is read."""
+
+    first_ms: int
+    """When the first of its rows was stored, by the store's clock."""
+    last_ms: int
+    arrivals: int
+    """How many have arrived; what has more at another look has new ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What one look found."""
+
+    closed: tuple[ClosedStep, ...]
+    """To be judged, in the order in which they closed."""
+    judged: tuple[ClosedStep, ...]
+    """At the first look: the newest that have a verdict, in the order in which they closed."""
+    again: tuple[ExecutedAgain, ...]
+    """Steps with new rows that a rank executed more than once, in the order in which that began."""
+    grown: tuple[StepKey, ...]
+    """Steps that were done and have new rows; to be told to `done` once that is dealt with."""
+    now_ms: int
+    """The store's clock."""
+
+
+class StepFinder:
+    """Remembers how far it has looked, and what is done."""
+
+    def __init__(self, ask: Ask, *, timeout_ms: int, look_back_hours: float, run_id: str) -> None:
+        """Take the rules.
+
+        Args:
+            ask: the store.
+            timeout_ms: from a step's first row until it is judged without the missing ranks.
+            look_back_hours: how far the first look goes back; 0: over all rows.
+            run_id: only this run; empty: all.
+        """
+        self._ask = ask
+        self._timeout_ms = timeout_ms
+        self._look_back_ms = int(look_back_hours * HOUR_MS)
+        self._run_id = run_id
+        self._done: dict[StepKey, int] = {}
+        """Arrivals of steps that have a verdict, as long as a look finds them."""
+        self._seen: dict[StepKey, Arrived] = {}
+        self._open: dict[StepKey, Arrived] = {}
+        """Steps that had not closed at the last look."""
+        self._looked_ms = 0
+        self._turned_ms: int | None = None
+        """The store's time at the last look after which everything was judged."""
+
+    def look(self, now_ms: int, *, remember: bool) -> Found:
+        """Ask the store.
+
+        Args:
+            now_ms: the store's clock.
+            remember: also tell the newest judged steps.
+        """
+        self._looked_ms = now_ms
+        self._seen = seen = self._arrived(now_ms)
+        for key, waited_for in self._open.items():
+            # However long ago it was found: from its first row on.
+            arrived = seen.get(key, waited_for)
+            seen[key] = replace(arrived, first_ms=min(arrived.first_ms, waited_for.first_ms))
+        # What is looked for no more needs no remembering.
+        self._done = {key: arrivals for key, arrivals in self._done.items() if key in seen}
+        fresh = sorted(key for key, arrived in seen.items() if arrived.arrivals > self._done.get(key, -1))
+        grown = tuple(key for key in fresh if key in self._done)
+        judged = self._judged(key for key in fresh if key not in self._done)
+        waiting = [key for key in fresh if key not in judged and key not in self._done]
+        newest: list[StepKey] = []
+        if remember:
+            newest = sorted(judged, key=lambda key: (seen[key].last_ms, key))[-REMEMBERED_STEPS:]
+        again = self._again(fresh)
+        closed = self._closed(waiting, now_ms)
+        has_closed = {(step.run_id, step.step) for step in closed}
+        self._open = {key: seen[key] for key in waiting if key not in has_closed}
+        if not remember:
+            # Else they are told again, should the store not answer while they are read.
+            self.done(judged)
+        return Found(
+            closed=closed,
+            judged=self._closed(newest, now_ms),
+            again=again,
+            grown=grown,
+            now_ms=now_ms,
+        )
+
+    def done(self, keys: Iterable[StepKey]) -> None:
+        """These have a verdict."""
+        for key in keys:
+            if key in self._seen:
+                self._done[key] = self._seen[key].arrivals
+
+    def turned(self) -> None:
+        """Everything that the last look found was dealt with: the next one need not go back further."""
+        self._turned_ms = self._looked_ms
+
+    def _arrived(self, now_ms: int) -> dict[StepKey, Arrived]:
+        look_back_ms = self._look_back_ms or now_ms
+        if self._turned_ms is not None:
+            # Not from now: the store may have been away from here, and not from those who wrote.
+            look_back_ms = min(look_back_ms, now_ms - self._turned_ms + RECENT_MS + 2 * self._timeout_ms)
+        parameters = {"since_ms": now_ms - look_back_ms, "run": self._run_id}
+        seen: dict[StepKey, Arrived] = {}
+        if self._turned_ms is None:
+            for row in self._ask(queries.WRITTEN, parameters):
+                seen[_key(row)] = _arrived(row, arrivals=0)
+        for row in self._ask(queries.ARRIVED, parameters):
+            seen[_key(row)] = _arrived(row, arrivals=int(row["arrivals"]))
+        return seen
+
+    def _judged(self, keys: Iterable[StepKey]) -> set[StepKey]:
+        return {
+            (run_id, int(row["step"]))
+            for run_id, steps in in_questions(keys, STEPS_PER_QUESTION)
+            for row in self._ask(queries.JUDGED, {"run": run_id, "steps": steps})
+        }
+
+    def _again(self, keys: Collection[StepKey]) -> tuple[ExecutedAgain, ...]:
+        found = [
+            executed_again(run_id, row, stored_ms=self._seen[run_id, int(row["step"])].last_ms)
+            for run_id, steps in in_questions(keys, STEPS_PER_QUESTION)
+            for row in self._ask(queries.EXECUTED_AGAIN, {"run": run_id, "steps": steps})
+        ]
+        return tuple(sorted(found, key=lambda one: (one.starts[1], one.run_id, one.step)))
+
+    def _closed(self, keys: Collection[StepKey], now_ms: int) -> tuple[ClosedStep, ...]:
+        rows = [
+            {**row, "run_id": run_id, "first_ms": arrived.first_ms, "last_ms": arrived.last_ms}
+            for run_id, steps in in_questions(keys, STEPS_PER_QUESTION)
+            for row in self._ask(queries.STEPS, {"run": run_id, "steps": steps})
+            for arrived in (self._seen[run_id, int(row["step"])],)
+        ]
+        return closed_steps(rows, now_ms=now_ms, timeout_ms=self._timeout_ms)
+
+
+def in_questions(keys: Iterable[StepKey], size: int) -> list[tuple[str, list[int]]]:
+    """Steps by run, in their order, cut where the run changes and after `size`."""
+    cut: list[tuple[str, list[int]]] = []
+    for run_id, of_run in groupby(keys, key=lambda key: key[0]):
+        steps = [step for _, step in of_run]
+        cut += [(run_id, steps[start : start + size]) for start in range(0, len(steps), size)]
+    return cut
+
+
+def in_batches(closed: Sequence[ClosedStep], size: int) -> list[list[ClosedStep]]:
+    """Closed steps in their order, cut where the run changes and after `size`."""
+    batches = []
+    for _, of_run in groupby(closed, key=lambda step: step.run_id):
+        together = list(of_run)
+        batches += [together[start : start + size] for start in range(0, len(together), size)]
+    return batches
+
+
+def _key(row: Mapping[str, Any]) -> StepKey:
+    return (str(row["run_id"]), int(row["step"]))
+
+
+def _arrived(row: Mapping[str, Any], *, arrivals: int) -> Arrived:
+    return Arrived(first_ms=int(row["first_ms"]), last_ms=int(row["last_ms"]), arrivals=arrivals)

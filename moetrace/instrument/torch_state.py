@@ -1,0 +1,143 @@
+"""What wrappers ask of torch on the hot path, looked up once.
+
+A process may import moetrace, and wrap its code, before it imports torch. Such wrappers know nothing of
+gradients, recompute and compilation until the first step that begins with torch there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from moetrace.instrument.recorders import NOBODY, key_of
+from moetrace_schemas.columns import RowFlag
+
+_ERROR = int(RowFlag.ERROR)
+_RECOMPUTE = int(RowFlag.RECOMPUTE)
+
+
+class _Unraised(Exception):
+    """Stands in for torch's."""
+
+
+def _never() -> bool:
+    return False
+
+
+def _no_task() -> int:
+    return -1
+
+
+TracedCall = Callable[[Callable[..., Any], int, int, int], Callable[..., Any]]
+"""(function, key of the recorder, call site, index of a count or -1) -> what Dynamo traces in its place."""
+
+
+def _plain_call(function: Callable[..., Any], key: int, site: int, index: int) -> Callable[..., Any]:
+    return function
+
+
+def graphs_compiled() -> int:
+    """Graphs that torch.compile has made in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo.counters["stats"]["unique_graphs"] if dynamo is not None else 0
+
+
+_waiting: list[TorchState] = []
+"""States of wrappers that were made before the process imported torch."""
+
+
+def learn_torch() -> None:
+    """Let all wrappers that were made before torch know it."""
+    while _waiting:
+        _waiting[-1].learn()
+        _waiting.pop()
+
+
+class TorchState:
+    """What wrappers ask of torch; harmless constants until the process has imported it."""
+
+    __slots__ = (
+        "_told",
+        "compiling",
+        "grad_enabled",
+        "graph_task",
+        "has_torch",
+        "stop_recompute",
+        "traced",
+        "traced_count",
+        "traced_mark",
+        "traced_step",
+    )
+
+    compiling: Callable[[], bool]
+    """Whether torch.compile is tracing this frame."""
+    graph_task: Callable[[], int]
+    """The autograd graph task that runs on this thread, or -1."""
+    grad_enabled: Callable[[], bool]
+    """Whether calls become part of an autograd graph."""
+    stop_recompute: type[BaseException]
+    """Raised by activation checkpointing through a recomputed forward once it has seen enough."""
+    traced: TracedCall
+    """Makes what is traced of a wrapped call: the plain call, with marks where graphs can hold them."""
+    traced_count: Callable[..., Any] | None
+    """The same of a call that is only counted; None where graphs cannot hold counts."""
+    traced_step: Callable[..., Any] | None
+    """What is traced of a model's forward."""
+    traced_mark: Callable[..., None] | None
+    """One mark of a `phase` block."""
+    has_torch: bool
+    """Whether torch was there to be asked: a process may import it later."""
+
+    def __init__(self) -> None:
+        self.compiling, self.graph_task, self.stop_recompute = _never, _no_task, _Unraised
+        self.traced, self.grad_enabled = _plain_call, _never
+        self.traced_count = self.traced_step = self.traced_mark = None
+        self._told: list[Callable[[], None]] = []
+        self.has_torch = False
+        if "torch" in sys.modules:
+            self.learn()
+        else:
+            _waiting.append(self)
+
+    def once_torch_is_there(self, learn: Callable[[], None]) -> None:
+        """Call `learn` when this state changes; not at all where it is complete already."""
+        if not self.has_torch:
+            self._told.append(learn)
+
+    def learn(self) -> None:
+        """Ask torch, and tell those who wait for it."""
+        import torch
+        from torch.utils import checkpoint
+
+        # The older name says the same of what Dynamo traces.
+        compiler: Any = torch.compiler
+        self.compiling = getattr(compiler, "is_dynamo_compiling", None) or compiler.is_compiling
+        self.grad_enabled = torch.is_grad_enabled
+        self.graph_task = torch._C._current_graph_task_id
+        self.stop_recompute = getattr(checkpoint, "_StopRecomputationError", _Unraised)
+        from moetrace.instrument import compiled
+
+        if compiled.AVAILABLE:
+            self.traced, self.traced_count = compiled.traced_call, compiled.traced_count
+            self.traced_step, self.traced_mark = compiled.traced_step, compiled.traced_mark
+        self.has_torch = True
+        for learn in self._told:
+            learn()
+        self._told.clear()
+
+    def in_graph(
+        self, function: Callable[..., Any], recorder: object, site: int, index: int = -1
+    ) -> Callable[..., Any]:
+        """What is traced of a wrapped call of a recorder."""
+        key = key_of(recorder)
+        return function if key == NOBODY else self.traced(function, key, site, index)
+
+    def flags(self) -> int:
+        """RECOMPUTE where a forward runs inside backward: that is activation recompute."""
+        return 0 if self.graph_task() == -1 else _RECOMPUTE
+
+    def error_flags(self, error: BaseException) -> int:
+        """Flags of a call that `error` leaves."""
+        flags = self.flags()
+        return flags if isinstance(error, self.stop_recompute) else flags | _ERROR

@@ -1,0 +1,253 @@
+"""What happens to rows on their way to a join over the store; each case in a database of its own.
+
+`python -m join_cases STORE_PATH` prints what each case saw as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from clickhouse_connect.driver.exceptions import OperationalError
+
+from ledger_builders import report
+from moetrace_collectors.errors import UsageError
+from moetrace_collectors.ledger.client_store import ClientLedgerStore
+from moetrace_collectors.ledger.recorder import Recorder
+from moetrace_collectors.migrate import migrate
+from moetrace_collectors.model import ExpertCounts, RankStep
+from moetrace_collectors.sinks.clickhouse_rows import rank_step_rows
+from moetrace_collectors.store import embedded_dsn, open_client, parse_store
+from moetrace_collectors.store_join.lease import JoinLease, StandIn
+from moetrace_collectors.store_join.store_joiner import JoinSettings, StoreJoiner
+from moetrace_collectors.testing import SyntheticRun
+from moetrace_schemas.enums import COUNT_KIND_CODE, CountIds, CountKind
+
+RUN = SyntheticRun(run_id="r", world_size=2, num_layers=1)
+SECOND = 1_000_000_000
+HOUR_MS = 3_600_000
+SLOTS = (0, 1, 2, 0)
+
+
+class Case:
+    """One database and who says what about it."""
+
+    def __init__(self, client: Any, database: str) -> None:
+        self.client, self.database = client, database
+        migrate(client, database=database)
+        self.said: list[str] = []
+        self.judged: list[int] = []
+
+    def store(self, rank_steps: Iterable[RankStep], *, waited_ms: int = 0) -> None:
+        """A collector stores rows that it has had for so long."""
+        now_ms = time.time_ns() // 1_000_000
+        for rows in rank_step_rows(list(rank_steps), late=False, received_unix_ms=now_ms - waited_ms):
+            if not len(rows):
+                continue
+            if hasattr(rows, "arrow"):
+                self.client.insert_arrow(rows.table, rows.arrow, database=self.database)
+                continue
+            self.client.insert(
+                rows.table, list(rows.columns), column_names=list(rows.names), database=self.database,
+                column_oriented=True,
+            )  # fmt: skip
+
+    def join(self, *, timeout_s: float = 600.0) -> StoreJoiner:
+        """A join that has just begun."""
+        return StoreJoiner(
+            self.client,
+            JoinSettings(database=self.database, timeout_s=timeout_s),
+            on_written=lambda results: self.judged.extend(result.joined.step for result in results),
+            on_reused=lambda notice: self.said.append(notice.reason),
+        )
+
+    def rows(self, sql: str) -> list[list[Any]]:
+        """Rows of a query about the case's tables."""
+        return [
+            list(row) for row in self.client.query(sql.replace("FROM ", f"FROM {self.database}.")).result_rows
+        ]
+
+    def reasons(self) -> dict[str, str]:
+        """Evidence and reason by step; JSON has texts as keys."""
+        found = self.rows("SELECT step, evidence, reason FROM step_verdicts FINAL ORDER BY step")
+        return {str(step): f"{evidence}: {reason}" for step, evidence, reason in found}
+
+    def told(self) -> list[list[Any]]:
+        """Events about run ids."""
+        return self.rows(
+            "SELECT reason, detail FROM collector_events WHERE kind = 'run_id_reused' ORDER BY time"
+        )
+
+
+def at(step: int, start_ns: int, *, run: SyntheticRun = RUN) -> list[RankStep]:
+    """All ranks of a step, begun so much later than the run."""
+    return [replace(one, start_unix_ns=run.start_unix_ns + start_ns) for one in run.step(step)]
+
+
+def delayed(case: Case) -> Any:
+    """A store was away from one collector for hours, while the join went on."""
+    join = case.join()
+    case.store(RUN.step(0))
+    turns = [join.turn()]
+    case.store(RUN.step(1), waited_ms=5 * HOUR_MS)
+    turns.append(join.turn())
+    # One rank through each of two collectors: the second one gets through a moment later.
+    case.store(RUN.step(2)[:1], waited_ms=5 * HOUR_MS)
+    turns.append(join.turn())
+    case.store(RUN.step(2)[1:], waited_ms=5 * HOUR_MS)
+    turns += [join.turn(), join.turn(), case.join().turn()]
+    missing = case.rows("SELECT step, missing_ranks FROM step_verdicts FINAL ORDER BY step")
+    return {"turns": turns, "judged": case.judged, "missing": missing}
+
+
+def two_jobs(case: Case) -> Any:
+    """Two jobs, the second a third of a second behind, a step each second; then one of them alone."""
+    join = case.join()
+    for step in range(20):
+        for job in range(2 if step < 12 else 1):
+            start_ns = step * SECOND + job * SECOND // 3 + (90 * SECOND if step >= 16 else 0)
+            case.store(at(step, start_ns))
+            if step % 3 == 2:
+                join.turn()
+    join.turn()
+    again = case.join()
+    again.turn()
+    return {"reasons": case.reasons(), "said": case.said, "told": case.told()}
+
+
+def started_again(case: Case) -> Any:
+    """A job that was killed in step 5 goes on from step 3, ten minutes later; then the join begins anew."""
+    join = case.join()
+    for step in range(5):
+        case.store(at(step, step * SECOND))
+    join.turn()
+    case.store(at(5, 5 * SECOND)[:1])
+    join.turn()
+    for step in range(3, 10):
+        case.store(at(step, (600 + step) * SECOND))
+    join.turn()
+    case.join().turn()
+    return {"reasons": case.reasons(), "said": case.said, "told": case.told()}
+
+
+def resent(case: Case) -> Any:
+    """Rows come twice, from two collectors: nothing is said, and nothing is judged again."""
+    join = case.join()
+    turns = []
+    for _ in range(2):
+        for step in range(3):
+            case.store(at(step, step * SECOND))
+        turns.append(join.turn())
+    return {"turns": turns, "said": case.said, "told": case.told(), "reasons": case.reasons()}
+
+
+def unfolded(case: Case) -> Any:
+    """Counts by slot of a collector that did not know the map: of a step, and after its verdict."""
+    record(case, 1)
+    counts = ExpertCounts(layer=0, kind=COUNT_KIND_CODE[CountKind.ROUTED], counts=np.array([5, 1, 2, 7]))
+    ranks = [replace(one, placement_version=1, experts=(), unfolded=(counts,)) for one in RUN.step(0)]
+    join = case.join(timeout_s=0.0)
+    case.store(ranks[:1])
+    turns = [join.turn()]
+    case.store(ranks[1:])
+    turns.append(join.turn())
+    # A version that nobody has announced.
+    case.store([replace(one, step=1, placement_version=9) for one in ranks])
+    turns.append(join.turn())
+    found = case.rows("SELECT step, rank, expert, count FROM expert_loads FINAL ORDER BY step, rank, expert")
+    loads: dict[str, list[int]] = {}
+    for step, rank, _, number in found:
+        loads.setdefault(f"step {step} rank {rank}", []).append(number)
+    return {"turns": turns, "loads": loads}
+
+
+class FailingClient:
+    """A client whose store goes away before every other insert of verdicts: as if the process were killed."""
+
+    def __init__(self, client: Any) -> None:
+        self._client, self._number = client, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def insert(self, table: str, *values: Any, **named: Any) -> None:
+        """Insert or fail."""
+        if table == "step_verdicts":
+            self._number += 1
+            if self._number % 2:
+                raise OperationalError("gone")
+        self._client.insert(table, *values, **named)
+
+
+def killed(case: Case) -> Any:
+    """A join that is killed between the ledger and the verdicts of every batch, and begun anew each time."""
+    for step in range(160):
+        run = RUN if step < 80 else replace(RUN, slow_rank=1)
+        case.store(replace(one, placement_version=1 + step // 80) for one in run.step(step))
+    case.client = FailingClient(case.client)
+    failures = 0
+    while len(case.judged) < 160:
+        try:
+            case.join().turn()
+        except UsageError:
+            failures += 1
+    ledger = case.rows("SELECT event, version, step, verdict FROM placement_ledger ORDER BY sequence")
+    return {"failures": failures, "judged": len(set(case.judged)), "ledger": ledger}
+
+
+def standing_by(case: Case) -> Any:
+    """Who is at work of several that join."""
+    clock = [0.0]
+
+    def lease(run_id: str = "") -> JoinLease:
+        return JoinLease(case.client, database=case.database, run_id=run_id, clock_s=lambda: clock[0])
+
+    dead = "INSERT INTO %s.join_leases SELECT 'dead', '', now64(6) - 3600, now64(6) - 61, 0"
+    case.client.command(dead % case.database)
+    first, second = lease(), lease()
+    told = {"first": first.holds(), "second": second.holds(), "first again": first.holds()}
+    third = lease("r")
+    told["another run only"] = third.holds()
+    third.leave()
+    # The first does not get through for half a minute: the second may be at work.
+    clock[0] += 20.0
+    second.holds()
+    clock[0] += 11.0
+    told["second after a gap"] = [first.holds(), second.holds(), first.holds()]
+    second.leave()
+    told["first when the second has left"] = first.holds()
+    said: list[str] = []
+    stand_in = StandIn(second, case.join, on_standing_by=lambda: said.append("standing by"))
+    case.store(RUN.step(0))
+    told["turns standing by"] = [stand_in.turn(), stand_in.turn()]
+    first.leave()
+    told["turn when alone"] = stand_in.turn()
+    told["said"] = said
+    return told
+
+
+def record(case: Case, version: int) -> None:
+    """Announce a map of four slots."""
+    recorder = Recorder(ClientLedgerStore(case.client, database=case.database), unix_ms=lambda: 1)
+    recorder.record(report(version, (SLOTS,), run_id="r", ranks=2, count_ids=CountIds.PHYSICAL))
+
+
+def main(path: str) -> None:
+    """Every case."""
+    logging.basicConfig(level=logging.WARNING)
+    client = open_client(parse_store(embedded_dsn(Path(path))))
+    cases = (delayed, two_jobs, started_again, resent, unfolded, killed, standing_by)
+    told = {case.__name__: case(Case(client, f"case_{case.__name__}")) for case in cases}
+    client.close()
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

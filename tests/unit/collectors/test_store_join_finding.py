@@ -1,0 +1,137 @@
+"""Finding steps by when they were stored, and counts that wait for their map. Pure, over a store made up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ledger_builders import placement
+from moetrace_collectors.ledger.epochs import epoch_map
+from moetrace_collectors.model import ExpertCounts
+from moetrace_collectors.store_clock import HOUR_MS
+from moetrace_collectors.store_join import queries
+from moetrace_collectors.store_join.folding import folded, late_counts
+from moetrace_collectors.store_join.step_finder import RECENT_MS, Found, StepFinder
+from moetrace_collectors.testing import SyntheticRun
+from moetrace_schemas.enums import COUNT_KIND_CODE, CountIds, CountKind
+
+TIMEOUT_MS = 10_000
+
+
+@dataclass
+class FakeStore:
+    """Rank steps of a world of two by when they were stored; counts what it is asked."""
+
+    stored: list[tuple[int, int, int]] = field(default_factory=list)
+    """(step, rank, stored ms)"""
+    judged: set[int] = field(default_factory=set)
+    named: list[tuple[str, list[int]]] = field(default_factory=list)
+    """(query, steps) of each question that names steps."""
+    windows_ms: list[int] = field(default_factory=list)
+
+    def ask(self, sql: str, parameters: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Rows of a query."""
+        if sql == queries.WRITTEN:
+            return []
+        if sql == queries.ARRIVED:
+            since_ms = parameters["since_ms"]
+            self.windows_ms.append(since_ms)
+            times: dict[int, list[int]] = {}
+            for step, _, stored_ms in self.stored:
+                if stored_ms >= since_ms:
+                    times.setdefault(step, []).append(stored_ms)
+            return [
+                {"run_id": "r", "step": step, "arrivals": len(at), "first_ms": min(at), "last_ms": max(at)}
+                for step, at in times.items()
+            ]
+        name = {queries.JUDGED: "judged", queries.STEPS: "steps", queries.EXECUTED_AGAIN: "again"}[sql]
+        asked = parameters["steps"]
+        self.named.append((name, asked))
+        if name == "judged":
+            return [{"step": step} for step in asked if step in self.judged]
+        if name == "again":
+            return []
+        ranks = {step: {rank for one, rank, _ in self.stored if one == step} for step in asked}
+        whole = {"world_size": 2, "world_sizes": 1, "num_microbatches": 1}
+        return [{"step": step, "records": len(there), **whole} for step, there in ranks.items()]
+
+
+def finder(store: FakeStore) -> StepFinder:
+    """A finder that looks back a day at first."""
+    return StepFinder(store.ask, timeout_ms=TIMEOUT_MS, look_back_hours=24.0, run_id="")
+
+
+def look(finding: StepFinder, now_ms: int) -> Found:
+    """One look after which all that has closed is judged."""
+    found = finding.look(now_ms, remember=False)
+    finding.done((step.run_id, step.step) for step in found.closed)
+    finding.turned()
+    return found
+
+
+def test_a_look_names_only_steps_with_new_rows() -> None:
+    """However many lie in the window: what is done is not asked about again."""
+    start_ms = 100 * HOUR_MS
+    store = FakeStore(stored=[(step, rank, start_ms + step) for step in range(500) for rank in range(2)])
+    finding = finder(store)
+    assert len(look(finding, start_ms + 1_000).closed) == 500
+    store.named.clear()
+    store.stored += [(500, rank, start_ms + 1_500) for rank in range(2)]
+    assert [step.step for step in look(finding, start_ms + 2_000).closed] == [500]
+    assert store.named == [("judged", [500]), ("again", [500]), ("steps", [500])]
+    store.named.clear()
+    assert look(finding, start_ms + 3_000).closed == ()
+    assert store.named == []
+    assert store.windows_ms[2] == start_ms + 2_000 - RECENT_MS - 2 * TIMEOUT_MS
+
+
+def test_rows_behind_a_verdict_are_told_until_they_are_dealt_with() -> None:
+    """A step that was judged without a rank has grown when the rank's rows come."""
+    start_ms = 100 * HOUR_MS
+    store = FakeStore(stored=[(1, 0, start_ms)])
+    finding = finder(store)
+    assert [step.step for step in look(finding, start_ms + TIMEOUT_MS).closed] == [1]
+    store.stored.append((1, 1, start_ms + TIMEOUT_MS))
+    for _ in range(2):
+        found = finding.look(start_ms + TIMEOUT_MS + 500, remember=False)
+        assert (found.grown, found.closed) == ((("r", 1),), ())
+    finding.done(found.grown)
+    assert look(finding, start_ms + TIMEOUT_MS + 1_000).grown == ()
+
+
+def test_an_open_step_is_waited_for_beyond_the_window() -> None:
+    """It closes by timeout, also when the store has been asked about other times since."""
+    start_ms = 100 * HOUR_MS
+    store = FakeStore(stored=[(1, 0, start_ms)])
+    finding = StepFinder(store.ask, timeout_ms=4 * HOUR_MS, look_back_hours=1.0, run_id="")
+    for hours in range(4):
+        if hours == 3:
+            # One more microbatch of the same rank.
+            store.stored.append((1, 0, start_ms + hours * HOUR_MS))
+        assert look(finding, start_ms + hours * HOUR_MS).closed == ()
+    [closed] = look(finding, start_ms + 4 * HOUR_MS).closed
+    assert (closed.step, closed.closed_ms) == (1, start_ms + 4 * HOUR_MS)
+
+
+def test_counts_that_were_written_before_the_verdict_are_counted_once() -> None:
+    """A process that ended between the two has left them in both tables."""
+    kind = COUNT_KIND_CODE[CountKind.ROUTED]
+    slots = ExpertCounts(layer=0, kind=kind, counts=np.array([1, 2, 3, 4]))
+    logical = ExpertCounts(layer=0, kind=kind, counts=np.array([5, 2, 3]))
+    other = ExpertCounts(layer=1, kind=kind, counts=np.array([7]))
+    maps = {2: epoch_map(placement(((0, 1, 2, 0),), ranks=2), CountIds.PHYSICAL)}
+    rank_step = replace(
+        SyntheticRun(world_size=1).step(0)[0],
+        placement_version=2,
+        experts=(logical, other),
+        unfolded=(slots,),
+    )
+    found = folded(rank_step, maps)
+    assert [(entry.layer, entry.counts.tolist()) for entry in found.experts] == [(1, [7]), (0, [5, 2, 3])]
+    late = late_counts(rank_step, maps)
+    assert late is not None
+    assert [entry.counts.tolist() for entry in late.experts] == [[5, 2, 3]]
+    assert late_counts(found, maps) is None
