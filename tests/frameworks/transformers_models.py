@@ -2,8 +2,8 @@
 
 Families are found in the sources and configurations of the package and not in a list kept here, so that a
 family that a new release adds is tested (or fails) without a change: those whose modeling code holds experts,
-and those whose configuration asks for experts, in code of another family or in a model of one inside. What a family needs beyond the general
-shrinking stands in OVERRIDES.
+and those whose configuration asks for experts, in code of another family or in a model of one inside. What a
+family needs beyond the general shrinking stands in OVERRIDES.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _with_experts_in_code() -> set[str]:
 
 @functools.cache
 def configured_families() -> dict[str, Any]:
-    """Configuration classes, by folder, that ask for routed experts but have no code of their own for them."""
+    """Configuration classes by folder: they ask for experts, of which their own code has none."""
     found, known = {}, _with_experts_in_code()
     for kind in CONFIG_MAPPING:
         config_class = CONFIG_MAPPING[kind]
