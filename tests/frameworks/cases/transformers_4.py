@@ -19,7 +19,7 @@ from moetrace.adapters.base import LayerMatch
 from moetrace.adapters.routes import top_k_of
 from moetrace.adapters.transformers import TransformersAdapter
 from moetrace.adapters.transformers_v4 import TransformersV4Adapter
-from moetrace.instrument.wrap import graphs_compiled
+from moetrace.instrument.torch_state import graphs_compiled
 from moetrace_schemas.enums import Direction
 
 warnings.filterwarnings("ignore")
