@@ -164,6 +164,10 @@ class TracedCounter:
     def __init__(self, key: int) -> None:
         self._key = key
 
+    def counted(self, index: int) -> bool:
+        """Not known while a graph is traced."""
+        return False
+
     def add(self, index: int, expert_ids: Any, padding: Any | None = None) -> None:
         """All pairs of one call."""
         torch.ops.moetrace.count_ids(expert_ids.detach(), self._key, index)

@@ -150,7 +150,8 @@ def configured_families() -> dict[str, Any]:
     for kind in CONFIG_MAPPING:
         config_class = CONFIG_MAPPING[kind]
         family = config_class.__module__.split(".")[2]
-        if family in known:
+        has_model = any((MODELS / family).glob("modeling_*.py")) or kind in modeling_auto.MODEL_MAPPING_NAMES
+        if family in known or not has_model or family == "deprecated":
             continue
         try:
             values = config_class().to_dict()
