@@ -38,6 +38,10 @@ class RouteCounter(Protocol):
     checking: bool
     """Whether routing is checked in this step; else `add_executed` and `check_weights` need not be called."""
 
+    def counted(self, index: int) -> bool:
+        """Whether anything was counted in this row and step, inside a compiled graph too."""
+        ...
+
     def add(self, index: int, expert_ids: Any, padding: Any | None = None) -> None:
         """Integer tensor [.., K] of expert ids.
 

@@ -44,11 +44,17 @@ class RouteReader:
     ) -> None:
         """Count function of the experts' forward: their pairs, or the choices where the router shows none."""
         given = (*args, *kwargs.values())
+        if self._at_router is None and not _is_traced(counter) and counter.counted(index):
+            # The router was called in a graph, and counted there.
+            self._at_router = True
         if self._at_router or (self._at_router is None and _is_traced(counter)):
             looks = not _is_traced(counter) and counter.checking
             if looks and (ids := _ids(given, self._num_experts, self._top_k)) is not None:
                 counter.add_executed(index, ids)
             return
+        # From here on the router shows nothing, or what is counted here would be taken for its choices.
+        if self._at_router is None and not _is_traced(counter):
+            self._at_router = False
         self._tensors(counter, index, given)
 
     def _scores(self, counter: RouteCounter, index: int, items: Any) -> bool:

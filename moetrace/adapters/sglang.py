@@ -3,12 +3,15 @@
 Dispatchers that split each exchange in two (issue, then receive) are wrapped in both halves, since
 two-batch overlap calls the halves and not `dispatch` and `combine`; what is a barrier is the receiving
 half. Where top-k is left to the kernel (bypassed), nothing is counted; where all ranks of a tensor-parallel
-group route the same tokens (no exchange backend), the first one counts. With experts that are replicated or
-moved the ids in a top-k output are physical: they are counted as such, and by the engine's map as logical.
+group route the same tokens (no exchange backend), the first one counts; where rows of data-parallel ranks are
+gathered before that, each counts its own (moetrace.adapters.sglang_gathered). With experts that are
+replicated or moved the ids in a top-k output are physical: they are counted as such, and by the engine's
+map as logical.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,7 +23,9 @@ from moetrace.adapters.base import (
     Target,
     layer_numbers,
 )
-from moetrace.adapters.sglang_engine import engine_calls, locations, logical_ids, not_counted
+from moetrace.adapters.sglang_engine import engine_calls, gathers, locations, logical_ids, not_counted
+from moetrace.adapters.sglang_gathered import add_own
+from moetrace.adapters.sglang_gathered import notes as gathered_notes
 from moetrace.adapters.targets import count, experts_call, layer_forward, phase
 from moetrace_schemas.enums import CountKind, Phase
 
@@ -30,6 +35,7 @@ HALVES = (
     ("combine_a", Phase.UNPERMUTE),
     ("combine_b", Phase.COMBINE),
 )
+Add = Callable[[RouteCounter, int, Any], None]
 SHARED_NAMES = ("shared_experts", "shared_expert")
 
 
@@ -79,7 +85,9 @@ def _layer(path: str, experts: Any, around: Any, layer: int) -> LayerMatch:
         if elsewhere:
             notes.append(elsewhere)
         else:
-            targets += _counts(top_k, layer, f"{above}topk.forward", own=moved is None)
+            gathered = gathers()
+            notes += gathered_notes() if gathered else ()
+            targets += _counts(top_k, layer, f"{above}topk.forward", own=moved is None, gathered=gathered)
         if moved is not None and not elsewhere:
             notes.append("counted by physical expert, and by logical one as the engine's map says")
     else:
@@ -106,7 +114,7 @@ def _layer(path: str, experts: Any, around: Any, layer: int) -> LayerMatch:
         notes.append("no expert parallelism: no exchange to time")
     else:
         phases |= {Phase.DISPATCH, Phase.COMBINE}
-        look = partial(_count_received, None if moved is None else (layer, parallel.rank))
+        look = partial(_count_received, experts, None if moved is None else (layer, parallel.rank))
         name = f"{here}run_moe_core"
         targets.append(count(experts, "run_moe_core", layer, name, look, CountKind.RECEIVED))
     return LayerMatch(
@@ -148,25 +156,33 @@ def _parallel(experts: Any) -> ExpertParallel | None:
     return ExpertParallel(rank=rank, size=size, group=here - rank)
 
 
-def _counts(top_k: Any, layer: int, name: str, *, own: bool) -> list[Target]:
+def _counts(top_k: Any, layer: int, name: str, *, own: bool, gathered: bool) -> list[Target]:
+    """`own`: ids are logical ones; `gathered`: of rows that are not all this rank's."""
+    add = add_own if gathered else _add_all
+    ids = partial(_count_ids, add)
     if own:
-        return [count(top_k, "forward", layer, name, _count_ids)]
+        return [count(top_k, "forward", layer, name, ids)]
     return [
-        count(top_k, "forward", layer, name, partial(_count_logical, layer)),
-        count(top_k, "forward", layer, name, _count_ids, CountKind.PHYSICAL),
+        count(top_k, "forward", layer, name, partial(_count_logical, add, layer)),
+        count(top_k, "forward", layer, name, ids, CountKind.PHYSICAL),
     ]
 
 
+def _add_all(counter: RouteCounter, index: int, ids: Any) -> None:
+    counter.add(index, ids)
+
+
 def _count_ids(
-    counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    add: Add, counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:
     # Rows of padding have ids of -1. The last columns of weights may be those of shared experts.
     ids = getattr(result, "topk_ids", None)
     if ids is not None:
-        counter.add(index, ids)
+        add(counter, index, ids)
 
 
 def _count_logical(
+    add: Add,
     layer: int,
     counter: RouteCounter,
     index: int,
@@ -176,10 +192,11 @@ def _count_logical(
 ) -> None:
     ids = getattr(result, "topk_ids", None)
     if ids is not None:
-        counter.add(index, logical_ids(ids, layer))
+        add(counter, index, logical_ids(ids, layer))
 
 
 def _count_received(
+    experts: Any,
     moved: tuple[int, int] | None,
     counter: RouteCounter,
     index: int,
@@ -190,7 +207,7 @@ def _count_received(
     """`moved`: layer and ep_rank where local experts are slots."""
     # run_moe_core(dispatch_output)
     dispatched = args[0] if args else kwargs["dispatch_output"]
-    rows, ids = _received(dispatched), getattr(dispatched, "topk_ids", None)
+    rows, ids = _received(dispatched), _received_ids(experts, dispatched)
     if moved is None:
         if rows is not None:
             counter.add_counts(index, rows, 0)
@@ -207,6 +224,23 @@ def _count_received(
     elif ids is not None:
         here = (ids >= 0) & (ids < local)
         counter.add(index, slots[ids.long().clamp(0, local - 1)].where(here, -1))
+
+
+def _received_ids(experts: Any, dispatched: Any) -> Any | None:
+    """Local ids of the rows that experts get, others below 0; None where nothing says them."""
+    if not hasattr(dispatched, "topk_output"):
+        return getattr(dispatched, "topk_ids", None)
+    # Without an exchange each rank has all rows, and its experts take theirs.
+    dispatcher, ids = experts.dispatcher, getattr(dispatched.topk_output, "topk_ids", None)
+    if ids is None or int(getattr(dispatcher, "num_local_shared_experts", 0)):
+        return None
+    mapped = (
+        getattr(dispatcher, "local_expert_mapping", None) is not None
+        and not getattr(dispatcher, "skip_local_expert_mapping", False)
+        and not getattr(dispatcher, "use_aiter_moe_runner", False)
+    )
+    # Some kernels take the ids of all ranks' experts.
+    return ids if mapped else ids - experts.moe_ep_rank * experts.num_local_experts
 
 
 def _received(dispatched: Any) -> Any | None:

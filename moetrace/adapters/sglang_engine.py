@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from moetrace.adapters import sglang_gathered
 from moetrace.adapters.base import EngineCall, StepFacts
 from moetrace_schemas.enums import ForwardMode
 
@@ -63,14 +64,12 @@ def not_counted() -> str:
     Without an exchange of rows between ranks (`moe_a2a_backend` none) all ranks of the tensor-parallel group
     route the very same tokens: counted on each, they would be so many times as many.
     """
-    backends, attention = sys.modules.get(BACKENDS), sys.modules.get(ATTENTION)
+    attention = sys.modules.get(ATTENTION)
     try:
-        backend = backends.get_moe_a2a_backend()  # type: ignore[union-attr]
-        gathers = getattr(backends, "should_use_flashinfer_cutlass_moe_fp4_allgather", None)
-        if not backend.is_none() or (gathers is not None and gathers()):
+        if _routes_own_rows():
             return ""
         if attention.is_dp_attention_enabled():  # type: ignore[union-attr]
-            return "ids are not counted: tokens of several ranks are gathered before they are routed"
+            return sglang_gathered.not_told()
         rank = _attention_tp_rank(attention)
     except (AttributeError, RuntimeError, ValueError, AssertionError):
         # Another version, or only its layers were imported.
@@ -78,6 +77,25 @@ def not_counted() -> str:
     return (
         "ids are counted by the first rank of the tensor-parallel group: all have its tokens" if rank else ""
     )
+
+
+def gathers() -> bool:
+    """Whether each rank routes the rows of all data-parallel ranks, and is told which are its own."""
+    try:
+        enabled = sys.modules[ATTENTION].is_dp_attention_enabled()
+        return bool(enabled) and not _routes_own_rows() and not sglang_gathered.not_told()
+    except (AttributeError, KeyError, RuntimeError, ValueError, AssertionError):
+        return False
+
+
+def _routes_own_rows() -> bool:
+    """Whether a rank routes rows of its own only, whatever becomes of them afterwards."""
+    backends: Any = sys.modules.get(BACKENDS)
+    scattered = getattr(backends, "is_moe_input_scattered_across_dp_ranks", None)
+    if scattered is not None:
+        return bool(scattered())
+    gathers_later = getattr(backends, "should_use_flashinfer_cutlass_moe_fp4_allgather", None)
+    return not backends.get_moe_a2a_backend().is_none() or (gathers_later is not None and gathers_later())
 
 
 def _attention_tp_rank(attention: Any) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moetrace.adapters.base import Count, LayerMatch, ModelMatch, RouteCounter, layer_numbers
+from moetrace.adapters.base import Count, LayerMatch, ModelMatch, RouteCounter, layer_numbers, traceable
 from moetrace.adapters.routes import RouteReader, is_container, top_k_of
 from moetrace.adapters.targets import count, layer_forward, phase
 from moetrace_schemas.enums import Phase
@@ -110,4 +110,5 @@ def _rows_of_expert(number: int) -> Count:
         rows = args[0] if args else next(iter(kwargs.values()))
         counter.add_rows(index, number, rows.numel() // rows.shape[-1])
 
-    return look
+    marked: Count = traceable(look)
+    return marked

@@ -1,7 +1,8 @@
 """vLLM: MoE runners, whose router is an object, and whose kernels prepare, compute and finalize.
 
 Runners sit behind a custom operator that torch.compile does not look into, so what is wrapped is what
-that operator calls. With experts that are replicated, a router's choice is counted by logical expert,
+that operator calls; on CPUs and TPUs they are traced into the graph instead, where nothing can be wrapped
+once that is made. With experts that are replicated, a router's choice is counted by logical expert,
 before a replica is taken for it, and by physical one, behind that. Monolithic kernels take router logits:
 routing, exchange and experts are one call, reported as `fused` and not counted. With full CUDA graphs
 wrappers run while the graph is captured.

@@ -58,6 +58,7 @@ _SCHEMAS = {
     "count_ids": "(Tensor ids, int recorder, int index) -> ()",
     "count_mask": "(Tensor mask, int recorder, int index, SymInt pairs) -> ()",
     "count_sizes": "(Tensor sizes, int recorder, int index, SymInt pairs) -> ()",
+    "count_rows": "(Tensor[] reads, int recorder, int index, int expert, SymInt rows) -> ()",
     "step_begin": "(Tensor[] reads, Tensor[] mask, int recorder, int model, bool trains, bool cached, "
     "SymInt length) -> ()",
     "step_end": "(Tensor[] reads, int recorder, int model) -> ()",
@@ -163,6 +164,10 @@ class TracedCounter:
     def __init__(self, key: int) -> None:
         self._key = key
 
+    def counted(self, index: int) -> bool:
+        """Not known while a graph is traced."""
+        return False
+
     def add(self, index: int, expert_ids: Any, padding: Any | None = None) -> None:
         """All pairs of one call."""
         torch.ops.moetrace.count_ids(expert_ids.detach(), self._key, index)
@@ -177,7 +182,8 @@ class TracedCounter:
             torch.ops.moetrace.count_sizes(counts.detach(), self._key, index, pairs)
 
     def add_rows(self, index: int, expert: int, rows: int) -> None:
-        """Numbers of the host are not known while a graph is traced: they stay missing."""
+        """A shape: known in every run of the graph, whatever it was when that was traced."""
+        torch.ops.moetrace.count_rows([], self._key, index, expert, rows)
 
     def add_executed(self, index: int, expert_ids: Any) -> None:
         """Not in a graph: what the experts are called with is compared where calls are not compiled."""
@@ -198,6 +204,7 @@ _RUN: dict[str, Callable[..., None]] = {
     "count_ids": graph_marks.count_ids,
     "count_mask": graph_marks.count_mask,
     "count_sizes": graph_marks.count_sizes,
+    "count_rows": lambda reads, *call: graph_marks.count_rows(*call),
     "step_begin": lambda reads, *call: graph_marks.step_begin(*call),
     "step_end": lambda reads, key, model: graph_marks.step_end(key, model),
 }

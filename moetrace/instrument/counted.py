@@ -29,6 +29,10 @@ class RecomputeCounter:
     def __init__(self, counter: Any) -> None:
         self._counter = counter
 
+    def counted(self, index: int) -> bool:
+        """Whether the forward was counted."""
+        return bool(self._counter.counted(index))
+
     def add(self, index: int, expert_ids: Any, padding: Any | None = None) -> None:
         """All pairs of one call."""
         self._counter.add_recompute(index, expert_ids)

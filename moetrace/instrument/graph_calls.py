@@ -26,7 +26,7 @@ logger = logging.getLogger("moetrace")
 
 _WITHOUT_READS = ("begin", "end", "backward_begin", "backward_end", "recompute_begin", "recompute_end")
 _WITH_TENSORS = ("count_ids", "count_mask", "count_sizes")
-_STEPS = ("step_begin", "step_end")
+_DISPATCHED = ("count_rows", "step_begin", "step_end")
 _MODULE = "moetrace.instrument.graph_marks"
 _registered = False
 
@@ -49,7 +49,7 @@ def register_with_inductor() -> None:
     try:
         from torch._inductor.lowering import lowerings
 
-        for name in (*_WITHOUT_READS, *_WITH_TENSORS, *_STEPS):
+        for name in (*_WITHOUT_READS, *_WITH_TENSORS, *_DISPATCHED):
             op = getattr(torch.ops.moetrace, name).default
             lowerings[op] = _fence(op)
     except (ImportError, AttributeError, TypeError) as error:

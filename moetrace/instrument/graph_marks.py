@@ -147,6 +147,12 @@ def count_sizes(sizes: torch.Tensor, key: int, index: int, pairs: int) -> None:
         _count(recorder, index, lambda counter: counter.add_counts(index, sizes, pairs), pairs)
 
 
+def count_rows(key: int, index: int, expert: int, rows: int) -> None:
+    """Rows of one expert."""
+    if (recorder := _recording(key)) is not None:
+        _count(recorder, index, lambda counter: counter.add_rows(index, expert, rows), rows)
+
+
 _GRAPH_STEP = object()
 """Opens and closes steps on behalf of graphs. An exception leaves one open: the next step takes its place."""
 

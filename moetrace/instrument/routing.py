@@ -105,6 +105,10 @@ class StepCounter:
         """Whether this counter has a row for count site `index`, and it is wanted in this step."""
         return index < len(self.sites) and (self.checking or self.sites[index].kind is not CountKind.EXECUTED)
 
+    def counted(self, index: int) -> bool:
+        """Whether anything was counted at count site `index` in this step."""
+        return index in self._touched or index in self._known
+
     def add(self, index: int, expert_ids: torch.Tensor, padding: torch.Tensor | None = None) -> None:
         """Add the pairs of one router call: ids [.., K]. No host sync; nothing allocated stays.
 

@@ -24,3 +24,21 @@ def test_layers_show_asynchronous_exchanges_and_exact_counts(ranks: int) -> None
         if ranks == 1:
             assert rank["backward"] == ["unpermute expert_gemm permute router"]
         assert rank["kinds"] == (["received", "routed"] if ranks > 1 else ["routed"])
+
+
+COMPILED = {
+    1: SEQUENCES[1],
+    2: SEQUENCES[2].replace("combine!", "combine combine! combine"),
+}
+"""Between graphs the exchange back is called by its own code, which runs before and behind the exchange."""
+
+
+@pytest.mark.parametrize("ranks", COMPILED)
+def test_compiled_layers_show_the_same_phases_and_counts(ranks: int) -> None:
+    """Sizes that the host must know break the graphs, traced or not; phases and counts stay the same."""
+    python = interpreter("megablocks", "megablocks")
+    for rank in reports(run_case(python, "megablocks_layers", "compiled", ranks=ranks)):
+        assert rank["graphs"] > 0, "nothing was compiled"
+        assert rank["sequences"] == [COMPILED[ranks]]
+        assert rank["kinds"] == (["received", "routed"] if ranks > 1 else ["routed"])
+        assert rank["graph_breaks"][0] > 0

@@ -61,3 +61,26 @@ def test_steps_show_the_phases_and_count_what_the_router_chose(families: dict[st
     for family in families.keys() - NO_LAYERS.keys() - NOT_BUILT.keys() - NOT_RUN.keys():
         assert "error" not in families[family], families[family]
         assert families[family]["order"] in ORDERS, family
+
+
+COMPILED = {
+    "mixtral": BLOCK,
+    "deepseek_v3": [*BLOCK, "shared_expert", "fused"],
+    "gpt_oss": ["router", "fused"],
+    "granitemoe": LINEARS,
+}
+"""One family of each layout."""
+
+
+def test_compiled_models_show_the_same_phases_and_counts() -> None:
+    """Experts that are picked by the data break the graphs, traced or not; results keep their bits."""
+    python = interpreter("transformers4", "")
+    (printed,) = run_case(python, "transformers_4", "compiled", *COMPILED)
+    lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    assert [line["family"] for line in lines] == list(COMPILED)
+    for line in lines:
+        assert "error" not in line, line
+        assert line["order"] == COMPILED[line["family"]]
+        assert line["graphs"] > 0, "nothing was compiled"
+        assert line["graph_breaks"][0] > 0
+        assert "router" in line["backward"]

@@ -1,12 +1,14 @@
 """Every MoE model class of the installed transformers, and configurations small enough to build.
 
-Families are found in the sources of the package and not in a list kept here, so that a family that a
-new release adds is tested (or fails) without a change. What a family needs beyond the general
-shrinking stands in OVERRIDES.
+Families are found in the sources and configurations of the package and not in a list kept here, so that a
+family that a new release adds is tested (or fails) without a change: those whose modeling code holds experts,
+and those whose configuration asks for experts, in code of another family or in a model of one inside. What a
+family needs beyond the general shrinking stands in OVERRIDES.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import re
@@ -16,10 +18,12 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers.models.auto import modeling_auto
 
 MODELS = Path(transformers.__file__).parent / "models"
 _MOE_SOURCE = re.compile(r'use_experts_implementation|"router_logits"|self\.experts *=|ParallelExperts\(')
+_EXPERTS_FIELD = re.compile("num_(local_)?experts$|n_routed_experts$|moe_num_experts$")
 
 SMALL = {
     "hidden_size": 32,
@@ -126,18 +130,53 @@ ADDED: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def families() -> list[str]:
-    """Folders of the package whose modeling code holds a mixture of experts."""
-    return sorted(
-        {
-            path.parent.name
-            for path in MODELS.glob("*/modeling_*.py")
-            if _MOE_SOURCE.search(path.read_text(encoding="utf-8"))
-        }
+    """Folders of the package whose modeling code or configuration holds a mixture of experts."""
+    return sorted(_with_experts_in_code() | set(configured_families()))
+
+
+@functools.cache
+def _with_experts_in_code() -> set[str]:
+    return {
+        path.parent.name
+        for path in MODELS.glob("*/modeling_*.py")
+        if _MOE_SOURCE.search(path.read_text(encoding="utf-8"))
+    }
+
+
+@functools.cache
+def configured_families() -> dict[str, Any]:
+    """Configuration classes by folder: they ask for experts, of which their own code has none."""
+    found, known = {}, _with_experts_in_code()
+    for kind in CONFIG_MAPPING:
+        config_class = CONFIG_MAPPING[kind]
+        family = config_class.__module__.split(".")[2]
+        has_model = any((MODELS / family).glob("modeling_*.py")) or kind in modeling_auto.MODEL_MAPPING_NAMES
+        if family in known or not has_model or family == "deprecated":
+            continue
+        try:
+            values = config_class().to_dict()
+        except Exception:  # noqa: BLE001 - has no defaults: a part that others configure
+            continue
+        if _asks_for_experts(values):
+            found[family] = config_class
+    return found
+
+
+def _asks_for_experts(values: dict[Any, Any]) -> bool:
+    return any(
+        _asks_for_experts(value)
+        if isinstance(value, dict)
+        else _EXPERTS_FIELD.search(str(name)) and isinstance(value, int) and value > 1
+        for name, value in values.items()
     )
 
 
 def model_classes(family: str) -> Iterator[type[PreTrainedModel]]:
-    """Concrete model classes that a family's modeling module defines."""
+    """Concrete model classes of a family: of its modeling module, else those that it borrows."""
+    if not any((MODELS / family).glob("modeling_*.py")):
+        kind = configured_families()[family].model_type
+        for mapping in (modeling_auto.MODEL_MAPPING_NAMES, modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+            yield getattr(transformers, mapping[kind])
     for path in sorted((MODELS / family).glob("modeling_*.py")):
         module = importlib.import_module(f"transformers.models.{family}.{path.stem}")
         for _, found in inspect.getmembers(module, inspect.isclass):
@@ -197,9 +236,14 @@ def _as_default(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, 
     }
 
 
+def _config_class(model_class: type[PreTrainedModel], family: str) -> Any:
+    borrowed = not any((MODELS / family).glob("modeling_*.py"))
+    return configured_families()[family] if borrowed else model_class.config_class
+
+
 def tiny_config(model_class: type[PreTrainedModel], family: str) -> Any:
     """A configuration small enough to run."""
-    config_class: Any = model_class.config_class
+    config_class = _config_class(model_class, family)
     values = _shrunk(config_class().to_dict(), OVERRIDES.get(family, {}))
     return config_class(**_added(values, family))
 
@@ -210,7 +254,7 @@ def build(model_class: type[PreTrainedModel], family: str) -> PreTrainedModel:
     Raises:
         Exception: whatever the family raised, where neither configuration builds.
     """
-    config_class: Any = model_class.config_class
+    config_class = _config_class(model_class, family)
     try:
         config = tiny_config(model_class, family)
         with torch.device("meta"):

@@ -127,11 +127,12 @@ class Blocks(nn.Module):
 
 def main() -> None:
     """One configuration on this rank."""
+    compiled = sys.argv[1:] == ["compiled"]
     replace_kernels()
     torch.set_num_threads(1)
     import megablocks.layers.moe as source
 
-    from frameworks.checks import Truth, check, report, trace
+    from frameworks.checks import Truth, check, compile_layers, report, trace
     from moetrace_schemas.enums import CountKind
 
     dist.init_process_group("gloo")
@@ -139,14 +140,14 @@ def main() -> None:
     model = Blocks(ranks)
     generator = torch.Generator().manual_seed(5 + rank)
     hidden = torch.randn(5 + rank, 2, HIDDEN, generator=generator)
-    truth = Truth()
+    truth, hooks = Truth(), []
     for number, layer in enumerate(model.layers):
 
         def look(module: Any, args: Any, number: int = number) -> None:
             logits = module.layer(args[0].reshape(-1, HIDDEN))
             truth.add_ids(number, logits.topk(TOP_K).indices, EXPERTS)
 
-        layer.router.register_forward_pre_hook(look)
+        hooks.append(layer.router.register_forward_pre_hook(look))
 
     def run() -> list[torch.Tensor]:
         model.zero_grad()
@@ -156,7 +157,9 @@ def main() -> None:
         gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         return [out.detach().clone(), tokens.grad, *gradients]
 
-    traced = trace(model, run, truth=truth, owners=[dist, dist.Work, source])
+    if compiled:
+        compile_layers(model.layers, truth, run, hooks)
+    traced = trace(model, run, truth=None if compiled else truth, owners=[dist, dist.Work, source])
     kinds = [CountKind.ROUTED]
     if ranks > 1:
         kinds.append(CountKind.RECEIVED)

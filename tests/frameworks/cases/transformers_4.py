@@ -6,19 +6,24 @@ Counts are checked against what the router returned: its ids, or the best k of i
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 import transformers
 
 from frameworks import transformers_models as models
-from frameworks.checks import Truth, check, sequence, trace
+from frameworks.checks import Truth, check, compile_layers, sequence, trace
 from moetrace.adapters.base import LayerMatch
 from moetrace.adapters.routes import top_k_of
 from moetrace.adapters.transformers import TransformersAdapter
 from moetrace.adapters.transformers_v4 import TransformersV4Adapter
+from moetrace.instrument.torch_state import graphs_compiled
+from moetrace_schemas.enums import Direction
 
 warnings.filterwarnings("ignore")
 transformers.logging.set_verbosity_error()
@@ -59,8 +64,8 @@ def covered(family: str) -> dict[str, Any]:
     return {"layers": layers, "missing": sorted(set(missing)), "failed": failed}
 
 
-def watch_router(model: Any, layer: LayerMatch, truth: Truth) -> None:
-    """Count what the router returned."""
+def watch_router(model: Any, layer: LayerMatch, truth: Truth) -> Any:
+    """Count what the router returned; returns the hook that does."""
     block = model.get_submodule(layer.path)
     router = next(getattr(block, name) for name in ("gate", "router") if hasattr(block, name))
     top_k = top_k_of(block, router, model.config.get_text_config())
@@ -84,15 +89,15 @@ def watch_router(model: Any, layer: LayerMatch, truth: Truth) -> None:
                 scores = block.moe_statics(scores.float().softmax(-1))
             truth.add_ids(layer.layer, scores.topk(top_k).indices, layer.num_experts)
 
-    router.register_forward_hook(look)
+    return router.register_forward_hook(look)
 
 
 def _is_matrix_of_integers(tensor: torch.Tensor) -> bool:
     return not tensor.is_floating_point() and tensor.dim() > 1
 
 
-def ran(family: str) -> dict[str, Any]:
-    """One step traced and not, of the first model class that takes text."""
+def ran(family: str, *, compiled: bool = False) -> dict[str, Any]:
+    """One step traced and not, of the first model class that takes text; with gradients where compiled."""
     classes = list(models.model_classes(family))
     model_class = next(
         c
@@ -110,21 +115,39 @@ def ran(family: str) -> dict[str, Any]:
         with torch.no_grad():
             return [model(**inputs, use_cache=False)[0].clone()]
 
+    def train() -> list[torch.Tensor]:
+        model.zero_grad()
+        out = model(**inputs, use_cache=False)[0]
+        out.float().pow(2).mean().backward()
+        return [out.detach().clone(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
     truth = Truth()
-    for layer in matches(model):
-        watch_router(model, layer, truth)
-    traced = trace(model, run, truth=truth)
-    order = sequence(traced.records[0], traced.report.layers[0].layer)
+    hooks = [watch_router(model, layer, truth) for layer in matches(model)]
+    if compiled:
+        compile_layers([model], truth, train, hooks)
+    traced = trace(model, train if compiled else run, truth=None if compiled else truth)
+    layer = traced.report.layers[0].layer
+    order = sequence(traced.records[0], layer)
     check(traced, truth, order)
-    return {"order": order}
+    if not compiled:
+        return {"order": order}
+    return {
+        "order": order,
+        "backward": sequence(traced.records[0], layer, Direction.BACKWARD),
+        "graph_breaks": traced.graph_breaks,
+        "graphs": graphs_compiled(),
+    }
 
 
 def main() -> None:
-    """One line per family."""
-    for family in sys.argv[1:] or models.families():
-        line: dict[str, Any] = {"family": family, "version": transformers.__version__, **covered(family)}
+    """One line per family: of all, or `compiled` and the names of some."""
+    compiled = sys.argv[1:2] == ["compiled"]
+    for family in sys.argv[2:] if compiled else models.families():
+        line: dict[str, Any] = {"family": family, "version": transformers.__version__}
+        if not compiled:
+            line.update(covered(family))
         try:
-            line.update(ran(family))
+            line.update(ran(family, compiled=compiled))
         except Exception as error:  # noqa: BLE001 - reported, and judged by the test
             line["error"] = f"{type(error).__name__}: {error}"[:300]
         print(json.dumps(line), flush=True)

