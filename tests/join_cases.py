@@ -161,11 +161,22 @@ def unfolded(case: Case) -> Any:
     # A version that nobody has announced.
     case.store([replace(one, step=1, placement_version=9) for one in ranks])
     turns.append(join.turn())
+    # Behind the verdict, and read by a join that began after that.
+    later = [replace(one, step=2) for one in ranks]
+    case.store(later[:1])
+    turns.append(join.turn())
+    case.store(later[1:])
+    turns.append(case.join(timeout_s=0.0).turn())
+    return {"turns": turns, "loads": loads_of(case)}
+
+
+def loads_of(case: Case) -> dict[str, list[int]]:
+    """Counts of experts 0, 1, ... in the store."""
     found = case.rows("SELECT step, rank, expert, count FROM expert_loads FINAL ORDER BY step, rank, expert")
     loads: dict[str, list[int]] = {}
     for step, rank, _, number in found:
         loads.setdefault(f"step {step} rank {rank}", []).append(number)
-    return {"turns": turns, "loads": loads}
+    return loads
 
 
 class FailingClient:

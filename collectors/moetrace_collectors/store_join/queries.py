@@ -7,13 +7,14 @@ tables replace rows by key, so every read of rows says FINAL.
 from __future__ import annotations
 
 ARRIVED = """
-SELECT run_id, step, count() AS arrivals,
+SELECT run_id, step, uniqExact(rank, microbatch, start_time) AS arrivals,
        toUnixTimestamp64Milli(min(stored_at)) AS first_ms, toUnixTimestamp64Milli(max(stored_at)) AS last_ms
 FROM {database:Identifier}.rank_step_arrivals
 WHERE stored_at >= fromUnixTimestamp64Milli({since_ms:Int64}) AND ({run:String} = '' OR run_id = {run:String})
 GROUP BY run_id, step
 """
-"""Steps of which rows were stored since a time."""
+"""Steps of which rows were stored since a time. A row that came twice counts once, or a step would have fewer
+when the store merges them."""
 
 WRITTEN = """
 SELECT run_id, step,
@@ -122,6 +123,25 @@ ORDER BY step, rank, microbatch, layer, kind
 EXPERTS = _COUNTS.replace("TABLE", "expert_loads")
 UNFOLDED = _COUNTS.replace("TABLE", "unfolded_expert_loads")
 """Counts of collectors that did not know the map of their placement."""
+
+HAS_UNFOLDED = """
+SELECT DISTINCT step
+FROM {database:Identifier}.unfolded_expert_loads
+WHERE run_id = {run:String} AND step IN {steps:Array(UInt64)}
+"""
+
+UNTOLD = """
+SELECT DISTINCT step
+FROM {database:Identifier}.unfolded_expert_loads
+WHERE run_id = {run:String} AND step IN {steps:Array(UInt64)}
+  AND (step, rank, microbatch, layer, count_kind) GLOBAL NOT IN
+  (
+      SELECT step, rank, microbatch, layer, count_kind
+      FROM {database:Identifier}.expert_loads
+      WHERE run_id = {run:String} AND step IN {steps:Array(UInt64)}
+  )
+"""
+"""Steps with counts that `expert_loads` has not. GLOBAL: the inner rows of all shards, on each shard."""
 
 TRAFFIC = """
 SELECT step, source_rank AS rank, microbatch, layer, toString(phase) AS phase,

@@ -39,7 +39,13 @@ class Arrived:
     """When the first of its rows was stored, by the store's clock."""
     last_ms: int
     arrivals: int
-    """How many have arrived; what has more at another look has new ones."""
+    """How many have arrived, each execution of a rank step once."""
+
+    def has_more_than(self, earlier: Arrived | None) -> bool:
+        """Whether rows came since an earlier look, which saw the same or more of the older ones."""
+        if earlier is None:
+            return True
+        return self.arrivals > earlier.arrivals or self.last_ms > earlier.last_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +59,8 @@ class Found:
     again: tuple[ExecutedAgain, ...]
     """Steps with new rows that a rank executed more than once, in the order in which that began."""
     grown: tuple[StepKey, ...]
-    """Steps that were done and have new rows; to be told to `done` once that is dealt with."""
+    """Steps that have a verdict and new rows, or rows that this process has not looked after; to be told to
+    `done` once that is dealt with."""
     now_ms: int
     """The store's clock."""
 
@@ -74,8 +81,8 @@ class StepFinder:
         self._timeout_ms = timeout_ms
         self._look_back_ms = int(look_back_hours * HOUR_MS)
         self._run_id = run_id
-        self._done: dict[StepKey, int] = {}
-        """Arrivals of steps that have a verdict, as long as a look finds them."""
+        self._done: dict[StepKey, Arrived] = {}
+        """What had come of steps that have a verdict, as long as a look finds them."""
         self._seen: dict[StepKey, Arrived] = {}
         self._open: dict[StepKey, Arrived] = {}
         """Steps that had not closed at the last look."""
@@ -97,10 +104,12 @@ class StepFinder:
             arrived = seen.get(key, waited_for)
             seen[key] = replace(arrived, first_ms=min(arrived.first_ms, waited_for.first_ms))
         # What is looked for no more needs no remembering.
-        self._done = {key: arrivals for key, arrivals in self._done.items() if key in seen}
-        fresh = sorted(key for key, arrived in seen.items() if arrived.arrivals > self._done.get(key, -1))
-        grown = tuple(key for key in fresh if key in self._done)
+        self._done = {key: arrived for key, arrived in self._done.items() if key in seen}
+        fresh = sorted(key for key, arrived in seen.items() if arrived.has_more_than(self._done.get(key)))
         judged = self._judged(key for key in fresh if key not in self._done)
+        # Also those that another process judged, or this one so long ago that it has forgotten them: what
+        # came behind the verdict may still lie where no reader looks.
+        grown = tuple(key for key in fresh if key in self._done or key in judged)
         waiting = [key for key in fresh if key not in judged and key not in self._done]
         newest: list[StepKey] = []
         if remember:
@@ -109,9 +118,6 @@ class StepFinder:
         closed = self._closed(waiting, now_ms)
         has_closed = {(step.run_id, step.step) for step in closed}
         self._open = {key: seen[key] for key in waiting if key not in has_closed}
-        if not remember:
-            # Else they are told again, should the store not answer while they are read.
-            self.done(judged)
         return Found(
             closed=closed,
             judged=self._closed(newest, now_ms),
@@ -124,7 +130,7 @@ class StepFinder:
         """These have a verdict."""
         for key in keys:
             if key in self._seen:
-                self._done[key] = self._seen[key].arrivals
+                self._done[key] = self._seen[key]
 
     def turned(self) -> None:
         """Everything that the last look found was dealt with: the next one need not go back further."""

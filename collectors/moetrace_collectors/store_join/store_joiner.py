@@ -35,7 +35,13 @@ from moetrace_collectors.store_join.folding import folded, late_counts
 from moetrace_collectors.store_join.join_ledger import JoinLedger
 from moetrace_collectors.store_join.lease import Turns
 from moetrace_collectors.store_join.rank_rows import StoredRows, rank_steps_of_rows
-from moetrace_collectors.store_join.step_finder import StepFinder, StepKey, in_batches, in_questions
+from moetrace_collectors.store_join.step_finder import (
+    STEPS_PER_QUESTION,
+    StepFinder,
+    StepKey,
+    in_batches,
+    in_questions,
+)
 from moetrace_collectors.summary import layer_loads
 from moetrace_collectors.verdict.engine import VerdictEngine
 from moetrace_collectors.verdict.no_verdict import EXECUTED_AGAIN, TWO_JOBS, no_verdict
@@ -133,12 +139,16 @@ class StoreJoiner:
         again = {(one.run_id, one.step) for one in found.again}
         if not self._remembers:
             self._remember([step for step in found.judged if (step.run_id, step.step) not in again], go_on)
-        self._catch_up(found.grown)
+            if not self._remembers:
+                return num_written
         for batch in in_batches(found.closed, STEPS_AT_ONCE):
             if not go_on():
                 return num_written
             self._judge_and_keep(batch, again)
             num_written += self._write()
+        # Last: at a start these are all steps that were judged before.
+        if not self._catch_up(found.grown, go_on):
+            return num_written
         self._finder.turned()
         return num_written
 
@@ -172,17 +182,36 @@ class StoreJoiner:
                     self._engine.judge(joined)
         self._remembers = True
 
-    def _catch_up(self, grown: Sequence[StepKey]) -> None:
-        """Steps keep their verdict; counts that came since must not stay where no reader looks."""
-        for run_id, steps in in_questions(grown, STEPS_AT_ONCE):
-            named = {"run": run_id, "steps": steps}
-            unfolded = self._rows(queries.UNFOLDED, named)
-            if unfolded:
-                stored = StoredRows(records=self._rows(queries.RANK_STEPS, named), unfolded=unfolded)
-                of_run = [one for ones in rank_steps_of_rows(stored).values() for one in ones]
-                self._unwritten_rows += _late_counts(of_run, self._maps(of_run))
-                self._write()
+    def _catch_up(self, grown: Sequence[StepKey], go_on: Callable[[], bool]) -> bool:
+        """Steps keep their verdict; counts that came since must not stay where no reader looks.
+
+        Returns:
+            Whether it got through.
+        """
+        for run_id, steps in in_questions(grown, STEPS_PER_QUESTION):
+            untold = self._steps(queries.HAS_UNFOLDED, run_id, steps)
+            for start in range(0, len(untold), STEPS_AT_ONCE):
+                if not go_on():
+                    return False
+                self._tell_counts(run_id, untold[start : start + STEPS_AT_ONCE])
             self._finder.done((run_id, step) for step in steps)
+        return True
+
+    def _tell_counts(self, run_id: str, steps: list[int]) -> None:
+        steps = self._steps(queries.UNTOLD, run_id, steps)
+        if not steps:
+            return
+        named = {"run": run_id, "steps": steps}
+        stored = StoredRows(
+            records=self._rows(queries.RANK_STEPS, named), unfolded=self._rows(queries.UNFOLDED, named)
+        )
+        of_run = [one for ones in rank_steps_of_rows(stored).values() for one in ones]
+        self._unwritten_rows += _late_counts(of_run, self._maps(of_run))
+        self._write()
+
+    def _steps(self, sql: str, run_id: str, steps: list[int]) -> list[int]:
+        rows = self._rows(sql, {"run": run_id, "steps": steps})
+        return sorted(int(row["step"]) for row in rows)
 
     def _judge_and_keep(self, batch: Sequence[ClosedStep], again: set[StepKey]) -> None:
         # All reading first: what has been judged must be kept, or the engine would see it twice.

@@ -43,10 +43,13 @@ class FakeStore:
             for step, _, stored_ms in self.stored:
                 if stored_ms >= since_ms:
                     times.setdefault(step, []).append(stored_ms)
+            ranks = {(step, rank) for step, rank, stored_ms in self.stored if stored_ms >= since_ms}
+            arrivals = {step: sum(one == step for one, _ in ranks) for step in times}
             return [
-                {"run_id": "r", "step": step, "arrivals": len(at), "first_ms": min(at), "last_ms": max(at)}
+                {"run_id": "r", "step": step, "arrivals": arrivals[step], "first_ms": min(at),
+                 "last_ms": max(at)}
                 for step, at in times.items()
-            ]
+            ]  # fmt: skip
         name = {queries.JUDGED: "judged", queries.STEPS: "steps", queries.EXECUTED_AGAIN: "again"}[sql]
         asked = parameters["steps"]
         self.named.append((name, asked))
@@ -64,10 +67,12 @@ def finder(store: FakeStore) -> StepFinder:
     return StepFinder(store.ask, timeout_ms=TIMEOUT_MS, look_back_hours=24.0, run_id="")
 
 
-def look(finding: StepFinder, now_ms: int) -> Found:
+def look(store: FakeStore, finding: StepFinder, now_ms: int) -> Found:
     """One look after which all that has closed is judged."""
     found = finding.look(now_ms, remember=False)
     finding.done((step.run_id, step.step) for step in found.closed)
+    finding.done(found.grown)
+    store.judged |= {step.step for step in found.closed}
     finding.turned()
     return found
 
@@ -77,13 +82,13 @@ def test_a_look_names_only_steps_with_new_rows() -> None:
     start_ms = 100 * HOUR_MS
     store = FakeStore(stored=[(step, rank, start_ms + step) for step in range(500) for rank in range(2)])
     finding = finder(store)
-    assert len(look(finding, start_ms + 1_000).closed) == 500
+    assert len(look(store, finding, start_ms + 1_000).closed) == 500
     store.named.clear()
     store.stored += [(500, rank, start_ms + 1_500) for rank in range(2)]
-    assert [step.step for step in look(finding, start_ms + 2_000).closed] == [500]
+    assert [step.step for step in look(store, finding, start_ms + 2_000).closed] == [500]
     assert store.named == [("judged", [500]), ("again", [500]), ("steps", [500])]
     store.named.clear()
-    assert look(finding, start_ms + 3_000).closed == ()
+    assert look(store, finding, start_ms + 3_000).closed == ()
     assert store.named == []
     assert store.windows_ms[2] == start_ms + 2_000 - RECENT_MS - 2 * TIMEOUT_MS
 
@@ -93,13 +98,35 @@ def test_rows_behind_a_verdict_are_told_until_they_are_dealt_with() -> None:
     start_ms = 100 * HOUR_MS
     store = FakeStore(stored=[(1, 0, start_ms)])
     finding = finder(store)
-    assert [step.step for step in look(finding, start_ms + TIMEOUT_MS).closed] == [1]
+    assert [step.step for step in look(store, finding, start_ms + TIMEOUT_MS).closed] == [1]
     store.stored.append((1, 1, start_ms + TIMEOUT_MS))
     for _ in range(2):
         found = finding.look(start_ms + TIMEOUT_MS + 500, remember=False)
         assert (found.grown, found.closed) == ((("r", 1),), ())
     finding.done(found.grown)
-    assert look(finding, start_ms + TIMEOUT_MS + 1_000).grown == ()
+    assert look(store, finding, start_ms + TIMEOUT_MS + 1_000).grown == ()
+
+
+def test_rows_behind_a_verdict_are_told_however_late() -> None:
+    """After the step has left the window, to another process, and where the store merged a resend."""
+    start_ms = 100 * HOUR_MS
+    judged_ms = start_ms + TIMEOUT_MS
+    store = FakeStore(stored=[(1, 0, start_ms)])
+    finding = finder(store)
+    assert [step.step for step in look(store, finding, judged_ms).closed] == [1]
+    for minute in range(1, 20):
+        assert look(store, finding, judged_ms + minute * 60_000).grown == ()
+    store.stored.append((1, 1, judged_ms + 20 * 60_000))
+    for who in (finding, finder(store)):
+        found = look(store, who, judged_ms + 20 * 60_000 + 500)
+        assert (found.grown, found.closed) == ((("r", 1),), ())
+    merged = FakeStore(stored=[(1, 0, start_ms), (1, 0, start_ms + 100)])
+    finding = finder(merged)
+    look(merged, finding, judged_ms)
+    merged.stored = [(1, 0, start_ms)]
+    assert look(merged, finding, judged_ms + 500).grown == ()
+    merged.stored.append((1, 1, judged_ms + 1_000))
+    assert look(merged, finding, judged_ms + 2_000).grown == (("r", 1),)
 
 
 def test_an_open_step_is_waited_for_beyond_the_window() -> None:
@@ -111,8 +138,8 @@ def test_an_open_step_is_waited_for_beyond_the_window() -> None:
         if hours == 3:
             # One more microbatch of the same rank.
             store.stored.append((1, 0, start_ms + hours * HOUR_MS))
-        assert look(finding, start_ms + hours * HOUR_MS).closed == ()
-    [closed] = look(finding, start_ms + 4 * HOUR_MS).closed
+        assert look(store, finding, start_ms + hours * HOUR_MS).closed == ()
+    [closed] = look(store, finding, start_ms + 4 * HOUR_MS).closed
     assert (closed.step, closed.closed_ms) == (1, start_ms + 4 * HOUR_MS)
 
 
