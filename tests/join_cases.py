@@ -167,6 +167,13 @@ def unfolded(case: Case) -> Any:
     turns.append(join.turn())
     case.store(later[1:])
     turns.append(case.join(timeout_s=0.0).turn())
+    # The map of another version comes between the two.
+    latest = [replace(one, step=3, placement_version=3) for one in ranks]
+    case.store(latest[:1])
+    turns.append(join.turn())
+    record(case, 3)
+    case.store(latest[1:])
+    turns.append(join.turn())
     return {"turns": turns, "loads": loads_of(case)}
 
 

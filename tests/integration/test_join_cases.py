@@ -63,9 +63,9 @@ def test_rows_that_come_twice_are_no_second_execution(told: dict[str, dict[str, 
 
 def test_counts_that_waited_for_their_map_come_to_the_others(told: dict[str, dict[str, Any]]) -> None:
     """Also behind the step's verdict, and to another join than judged it; of a version that nobody announced
-    they come as they are."""
+    they come as they are, and stay so where its map comes later."""
     case = told["unfolded"]
-    assert case["turns"] == [1, 0, 1, 1, 0]
+    assert case["turns"] == [1, 0, 1, 1, 0, 1, 0]
     assert case["loads"] == {
         "step 0 rank 0": [12, 1, 2],
         "step 0 rank 1": [12, 1, 2],
@@ -73,6 +73,8 @@ def test_counts_that_waited_for_their_map_come_to_the_others(told: dict[str, dic
         "step 1 rank 1": [5, 1, 2, 7],
         "step 2 rank 0": [12, 1, 2],
         "step 2 rank 1": [12, 1, 2],
+        "step 3 rank 0": [5, 1, 2, 7],
+        "step 3 rank 1": [12, 1, 2],
     }
 
 

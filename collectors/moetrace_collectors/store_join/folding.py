@@ -6,6 +6,9 @@ judged::
     expert_loads            --> experts  --------------------+--> experts of the step
     unfolded_expert_loads   --> unfolded --> map? --> fold --+
                                               `-- none: as they came, as where a collector joins
+
+What `expert_loads` has of a layer of a rank step stays, also where a map came after it: rows of other
+numbers would not replace it, and its tokens would be there twice.
 """
 
 from __future__ import annotations
@@ -24,20 +27,18 @@ def folded(rank_step: RankStep, maps: Mapping[int, EpochMap | None]) -> RankStep
         rank_step: of the store.
         maps: by placement version; None where there is none.
     """
-    if not rank_step.unfolded:
-        return rank_step
-    # Written before, by a process that came no further: the same counts, and not more of them.
-    again = {(entry.layer, entry.kind) for entry in rank_step.unfolded}
-    kept = [entry for entry in rank_step.experts if (entry.layer, entry.kind) not in again]
-    return replace(rank_step, experts=(*kept, *_told(rank_step, maps).experts), unfolded=())
+    late = late_counts(rank_step, maps)
+    experts = rank_step.experts if late is None else (*rank_step.experts, *late.experts)
+    return replace(rank_step, experts=experts, unfolded=())
 
 
 def late_counts(rank_step: RankStep, maps: Mapping[int, EpochMap | None]) -> RankStep | None:
     """The rank step with only those counts that `expert_loads` has not; None where it has all."""
-    return _told(rank_step, maps) if rank_step.unfolded else None
-
-
-def _told(rank_step: RankStep, maps: Mapping[int, EpochMap | None]) -> RankStep:
-    alone = replace(rank_step, experts=rank_step.unfolded, unfolded=())
+    # Another collector may have known the map, or a process wrote them that came no further.
+    told = {(entry.layer, entry.kind) for entry in rank_step.experts}
+    untold = tuple(entry for entry in rank_step.unfolded if (entry.layer, entry.kind) not in told)
+    if not untold:
+        return None
+    alone = replace(rank_step, experts=untold, unfolded=())
     epoch = maps.get(rank_step.placement_version)
     return alone if epoch is None else fold(alone, epoch)

@@ -203,7 +203,9 @@ class StoreJoiner:
             return
         named = {"run": run_id, "steps": steps}
         stored = StoredRows(
-            records=self._rows(queries.RANK_STEPS, named), unfolded=self._rows(queries.UNFOLDED, named)
+            records=self._rows(queries.RANK_STEPS, named),
+            experts=self._rows(queries.EXPERTS, named),
+            unfolded=self._rows(queries.UNFOLDED, named),
         )
         of_run = [one for ones in rank_steps_of_rows(stored).values() for one in ones]
         self._unwritten_rows += _late_counts(of_run, self._maps(of_run))

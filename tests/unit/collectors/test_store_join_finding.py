@@ -144,7 +144,7 @@ def test_an_open_step_is_waited_for_beyond_the_window() -> None:
 
 
 def test_counts_that_were_written_before_the_verdict_are_counted_once() -> None:
-    """A process that ended between the two has left them in both tables."""
+    """A process that ended between the two has left them in both tables, maybe before there was a map."""
     kind = COUNT_KIND_CODE[CountKind.ROUTED]
     slots = ExpertCounts(layer=0, kind=kind, counts=np.array([1, 2, 3, 4]))
     logical = ExpertCounts(layer=0, kind=kind, counts=np.array([5, 2, 3]))
@@ -156,9 +156,14 @@ def test_counts_that_were_written_before_the_verdict_are_counted_once() -> None:
         experts=(logical, other),
         unfolded=(slots,),
     )
-    found = folded(rank_step, maps)
+    for written in (logical, slots):
+        both = replace(rank_step, experts=(written, other))
+        assert folded(both, maps).experts == (written, other)
+        assert late_counts(both, maps) is None
+    missing = replace(rank_step, experts=(other,))
+    found = folded(missing, maps)
     assert [(entry.layer, entry.counts.tolist()) for entry in found.experts] == [(1, [7]), (0, [5, 2, 3])]
-    late = late_counts(rank_step, maps)
+    late = late_counts(missing, maps)
     assert late is not None
     assert [entry.counts.tolist() for entry in late.experts] == [[5, 2, 3]]
     assert late_counts(found, maps) is None
