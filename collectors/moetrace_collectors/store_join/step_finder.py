@@ -99,6 +99,7 @@ class StepFinder:
         """
         self._looked_ms = now_ms
         self._seen = seen = self._arrived(now_ms)
+        in_window = set(seen)
         for key, waited_for in self._open.items():
             # However long ago it was found: from its first row on.
             arrived = seen.get(key, waited_for)
@@ -115,12 +116,15 @@ class StepFinder:
         if remember:
             newest = sorted(judged, key=lambda key: (seen[key].last_ms, key))[-REMEMBERED_STEPS:]
         again = self._again(fresh)
-        closed = self._closed(waiting, now_ms)
+        there = self._there(waiting)
+        closed = self._closed(there, now_ms)
         has_closed = {(step.run_id, step.step) for step in closed}
-        self._open = {key: seen[key] for key in waiting if key not in has_closed}
+        # A replica may not have the rows of an arrival yet; in the end they have expired.
+        stays = in_window.union(_key(row) for row in there)
+        self._open = {key: seen[key] for key in waiting if key in stays and key not in has_closed}
         return Found(
             closed=closed,
-            judged=self._closed(newest, now_ms),
+            judged=self._closed(self._there(newest), now_ms),
             again=again,
             grown=grown,
             now_ms=now_ms,
@@ -165,13 +169,15 @@ class StepFinder:
         ]
         return tuple(sorted(found, key=lambda one: (one.starts[1], one.run_id, one.step)))
 
-    def _closed(self, keys: Collection[StepKey], now_ms: int) -> tuple[ClosedStep, ...]:
-        rows = [
+    def _there(self, keys: Collection[StepKey]) -> list[Mapping[str, Any]]:
+        return [
             {**row, "run_id": run_id, "first_ms": arrived.first_ms, "last_ms": arrived.last_ms}
             for run_id, steps in in_questions(keys, STEPS_PER_QUESTION)
             for row in self._ask(queries.STEPS, {"run": run_id, "steps": steps})
             for arrived in (self._seen[run_id, int(row["step"])],)
         ]
+
+    def _closed(self, rows: Iterable[Mapping[str, Any]], now_ms: int) -> tuple[ClosedStep, ...]:
         return closed_steps(rows, now_ms=now_ms, timeout_ms=self._timeout_ms)
 
 

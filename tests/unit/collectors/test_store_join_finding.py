@@ -28,6 +28,8 @@ class FakeStore:
     stored: list[tuple[int, int, int]] = field(default_factory=list)
     """(step, rank, stored ms)"""
     judged: set[int] = field(default_factory=set)
+    expired: set[int] = field(default_factory=set)
+    """Steps whose arrivals are there, and whose rows are not."""
     named: list[tuple[str, list[int]]] = field(default_factory=list)
     """(query, steps) of each question that names steps."""
     windows_ms: list[int] = field(default_factory=list)
@@ -58,6 +60,7 @@ class FakeStore:
         if name == "again":
             return []
         ranks = {step: {rank for one, rank, _ in self.stored if one == step} for step in asked}
+        ranks = {step: there for step, there in ranks.items() if step not in self.expired}
         whole = {"world_size": 2, "world_sizes": 1, "num_microbatches": 1}
         return [{"step": step, "records": len(there), **whole} for step, there in ranks.items()]
 
@@ -141,6 +144,18 @@ def test_an_open_step_is_waited_for_beyond_the_window() -> None:
         assert look(store, finding, start_ms + hours * HOUR_MS).closed == ()
     [closed] = look(store, finding, start_ms + 4 * HOUR_MS).closed
     assert (closed.step, closed.closed_ms) == (1, start_ms + 4 * HOUR_MS)
+
+
+def test_a_step_whose_rows_have_gone_is_not_waited_for_for_ever() -> None:
+    """A replica may lag as long as the step is in the window; after that nothing is asked about it."""
+    start_ms = 100 * HOUR_MS
+    store = FakeStore(stored=[(1, 0, start_ms)], expired={1})
+    finding = finder(store)
+    for minute in range(20):
+        look(store, finding, start_ms + minute * 60_000)
+    store.named.clear()
+    look(store, finding, start_ms + 20 * 60_000)
+    assert store.named == []
 
 
 def test_counts_that_were_written_before_the_verdict_are_counted_once() -> None:
