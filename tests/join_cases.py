@@ -23,6 +23,8 @@ from moetrace_collectors.ledger.client_store import ClientLedgerStore
 from moetrace_collectors.ledger.recorder import Recorder
 from moetrace_collectors.migrate import migrate
 from moetrace_collectors.model import ExpertCounts, RankStep
+from moetrace_collectors.roll_ups.roll_up import RollUp, RollUpSettings
+from moetrace_collectors.roll_ups.thread import RollUpThread
 from moetrace_collectors.sinks.clickhouse_rows import rank_step_rows
 from moetrace_collectors.store import embedded_dsn, open_client, parse_store
 from moetrace_collectors.store_join.lease import JoinLease, StandIn
@@ -44,6 +46,7 @@ class Case:
         migrate(client, database=database)
         self.said: list[str] = []
         self.judged: list[int] = []
+        self.grown: list[tuple[str, int]] = []
 
     def store(self, rank_steps: Iterable[RankStep], *, waited_ms: int = 0) -> None:
         """A collector stores rows that it has had for so long."""
@@ -65,6 +68,7 @@ class Case:
             self.client,
             JoinSettings(database=self.database, timeout_s=timeout_s),
             on_written=lambda results: self.judged.extend(result.joined.step for result in results),
+            on_grown=self.grown.extend,
             on_reused=lambda notice: self.said.append(notice.reason),
         )
 
@@ -177,6 +181,27 @@ def unfolded(case: Case) -> Any:
     return {"turns": turns, "loads": loads_of(case)}
 
 
+def rolled_up(case: Case) -> Any:
+    """A rank that waited for the store longer than roll-ups look back comes behind the verdict."""
+    now_ns = time.time_ns() - HOUR_MS * 1_000_000
+    ranks = [replace(one, start_unix_ns=now_ns) for one in RUN.step(0)]
+    join = case.join(timeout_s=0.0)
+    roll_up = RollUp(case.client, RollUpSettings(database=case.database, settle_s=0.0))
+    counted = "SELECT rank_steps FROM rolled_up_minutes FINAL"
+    case.store(ranks[:1])
+    turns, minutes = [join.turn()], []
+    roll_up.turn(everything=True)
+    minutes.append(case.rows(counted))
+    case.store(ranks[1:], waited_ms=HOUR_MS)
+    case.grown.clear()
+    turns.append(join.turn())
+    threaded = RollUpThread(roll_up)
+    threaded.touch(case.grown)
+    roll_up.turn(touched=threaded.take_touched(), everything=True)
+    minutes.append(case.rows(counted))
+    return {"turns": turns, "minutes": minutes}
+
+
 def loads_of(case: Case) -> dict[str, list[int]]:
     """Counts of experts 0, 1, ... in the store."""
     found = case.rows("SELECT step, rank, expert, count FROM expert_loads FINAL ORDER BY step, rank, expert")
@@ -261,7 +286,7 @@ def main(path: str) -> None:
     """Every case."""
     logging.basicConfig(level=logging.WARNING)
     client = open_client(parse_store(embedded_dsn(Path(path))))
-    cases = (delayed, two_jobs, started_again, resent, unfolded, killed, standing_by)
+    cases = (delayed, two_jobs, started_again, resent, unfolded, rolled_up, killed, standing_by)
     told = {case.__name__: case(Case(client, f"case_{case.__name__}")) for case in cases}
     client.close()
     print(json.dumps(told))

@@ -63,7 +63,8 @@ def test_rows_that_come_twice_are_no_second_execution(told: dict[str, dict[str, 
 
 def test_counts_that_waited_for_their_map_come_to_the_others(told: dict[str, dict[str, Any]]) -> None:
     """Also behind the step's verdict, and to another join than judged it; of a version that nobody announced
-    they come as they are, and stay so where its map comes later."""
+    they come as they are, and stay so where its map comes later.
+    """
     case = told["unfolded"]
     assert case["turns"] == [1, 0, 1, 1, 0, 1, 0]
     assert case["loads"] == {
@@ -76,6 +77,11 @@ def test_counts_that_waited_for_their_map_come_to_the_others(told: dict[str, dic
         "step 3 rank 0": [5, 1, 2, 7],
         "step 3 rank 1": [12, 1, 2],
     }
+
+
+def test_a_minute_is_rolled_up_again_when_rows_come_behind_a_verdict(told: dict[str, dict[str, Any]]) -> None:
+    """Also rows that a collector has had for so long that no roll-up looks for them."""
+    assert told["rolled_up"] == {"turns": [1, 0], "minutes": [[[1]], [[2]]]}
 
 
 def test_a_join_that_is_killed_writes_each_ledger_row_once(told: dict[str, dict[str, Any]]) -> None:

@@ -133,6 +133,8 @@ def _join(address: StoreAddress, arguments: argparse.Namespace, undo: ExitStack)
                 run_id=arguments.run_id,
             ),
             on_written=written,
+            # As with verdicts: their rows may have been stamped long before they came.
+            on_grown=roll_ups.touch,
             on_lost=lost,
             on_reused=reused,
             book=None if endpoint is None else endpoint.metrics.book,
@@ -150,7 +152,7 @@ def _join(address: StoreAddress, arguments: argparse.Namespace, undo: ExitStack)
     if arguments.once:
         print(f"judged {count(joiner.turn(), 'step')}")
         with store_answers():
-            roll_up.turn(everything=True)
+            roll_up.turn(touched=roll_ups.take_touched(), everything=True)
         return 0
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

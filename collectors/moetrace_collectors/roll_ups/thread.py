@@ -54,6 +54,12 @@ class RollUpThread:
         with self._lock:
             self._touched |= {(run, start // NS_PER_S // MINUTE_S * MINUTE_S) for run, start in steps}
 
+    def take_touched(self) -> frozenset[Minute]:
+        """What was touched and not rolled up since, now left to the caller."""
+        with self._lock:
+            touched, self._touched = frozenset(self._touched), set()
+        return touched
+
     def stop(self, *, timeout_s: float) -> None:
         """Roll up what there is, or as much as the time allows; the rest is done by the next start."""
         self._deadline_s = self._clock_s() + timeout_s
@@ -70,8 +76,7 @@ class RollUpThread:
             self._turn(everything=True, go_on=lambda: self._clock_s() < self._deadline_s)
 
     def _turn(self, *, everything: bool, go_on: Callable[[], bool]) -> None:
-        with self._lock:
-            touched, self._touched = frozenset(self._touched), set()
+        touched = self.take_touched()
         try:
             self._roll_up.turn(touched=touched, everything=everything, go_on=go_on)
         except (self._error, OSError, UsageError) as error:

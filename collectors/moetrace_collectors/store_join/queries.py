@@ -79,6 +79,14 @@ FROM {database:Identifier}.step_verdicts FINAL
 WHERE run_id = {run:String} AND step IN {steps:Array(UInt64)}
 """
 
+STARTS = """
+SELECT min(toUnixTimestamp64Nano(start_time)) AS start_unix_ns
+FROM {database:Identifier}.rank_steps
+WHERE late = 0 AND run_id = {run:String} AND step IN {steps:Array(UInt64)}
+GROUP BY toStartOfMinute(toDateTime(start_time))
+"""
+"""One start in each minute in which ranks began steps."""
+
 RANK_STEPS = """
 SELECT
     run_id, step, rank, microbatch, world_size, ep_group, ep_rank, ep_size,

@@ -7,7 +7,7 @@ steps again, without writing, so that its memory is not empty.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +76,7 @@ class StoreJoiner:
         settings: JoinSettings,
         *,
         on_written: Callable[[Sequence[StepResult]], None] = lambda results: None,
+        on_grown: Callable[[Iterable[tuple[str, int]]], None] = lambda starts: None,
         on_lost: Callable[[str, int, str], None] = lambda table, num_rows, reason: None,
         on_reused: Callable[[ReuseNotice], None] = lambda notice: None,
         book: SeriesBook | None = None,
@@ -86,6 +87,8 @@ class StoreJoiner:
             client: of the store.
             settings: what a user chose.
             on_written: told of steps that were judged now, once their rows are in the store.
+            on_grown: told (run, unix ns) of minutes, by a start in each, to which rows may have come behind
+                verdicts.
             on_lost: told (table, rows, reason) of rows that the store refuses for good.
             on_reused: told of a run id that is used again, once.
             book: gets the series of the ledger; None for nobody.
@@ -96,6 +99,7 @@ class StoreJoiner:
         self._client = client
         self._settings = settings
         self._on_written = on_written
+        self._on_grown = on_grown
         self._on_lost = on_lost
         self._on_reused = on_reused
         self._finder = StepFinder(
@@ -194,6 +198,8 @@ class StoreJoiner:
                 if not go_on():
                     return False
                 self._tell_counts(run_id, untold[start : start + STEPS_AT_ONCE])
+            starts = self._rows(queries.STARTS, {"run": run_id, "steps": steps})
+            self._on_grown((run_id, int(row["start_unix_ns"])) for row in starts)
             self._finder.done((run_id, step) for step in steps)
         return True
 
