@@ -267,7 +267,7 @@ def standing_by(case: Case) -> Any:
     second.leave()
     told["first when the second has left"] = first.holds()
     said: list[str] = []
-    stand_in = StandIn(second, case.join, on_standing_by=lambda: said.append("standing by"))
+    stand_in = StandIn(second, case.join, on_standing_by=lambda is_shown: said.append("standing by"))
     case.store(RUN.step(0))
     told["turns standing by"] = [stand_in.turn(), stand_in.turn()]
     first.leave()

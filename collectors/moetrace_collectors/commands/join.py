@@ -144,11 +144,15 @@ def _join(address: StoreAddress, arguments: argparse.Namespace, undo: ExitStack)
     if address.embedded_path is not None:
         joiner = begin()  # nobody else can open the store
     else:
+        of_lease = open_client(address)
+        undo.callback(of_lease.close)
         lease = JoinLease(
-            client, database=arguments.database, run_id=arguments.run_id, clock_s=time.monotonic
+            of_lease, database=arguments.database, run_id=arguments.run_id, clock_s=time.monotonic
         )
         undo.callback(lease.leave)
-        joiner = StandIn(lease, begin, on_standing_by=lambda: _standing_by(address, arguments.once))
+        joiner = StandIn(
+            lease, begin, on_standing_by=lambda is_shown: _standing_by(address, arguments.once, is_shown)
+        )
     if arguments.once:
         print(f"judged {count(joiner.turn(), 'step')}")
         with store_answers():
@@ -176,7 +180,14 @@ def _join(address: StoreAddress, arguments: argparse.Namespace, undo: ExitStack)
     return 0
 
 
-def _standing_by(address: StoreAddress, once: bool) -> None:
+def _standing_by(address: StoreAddress, once: bool, is_shown: bool) -> None:
+    if not is_shown:
+        if once:
+            raise UsageError(
+                f"{address.display} does not show yet that this moetrace join has begun, as a replica that "
+                "lags does, so another one may be at work: run it again"
+            )
+        return  # it asks again in a second
     who = f"another moetrace join is at work in {address.display}"
     if once:
         raise UsageError(f"{who}: leave the steps to it, or stop it; one that was killed counts for a minute")

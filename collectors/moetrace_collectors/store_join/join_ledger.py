@@ -51,6 +51,8 @@ class JoinLedger:
         """
         self._ask = ask
         self._on_lost = on_lost
+        self._num_lost = 0
+        """Not told yet."""
         self._store = ClientLedgerStore(client, database=database)
         self._judge = ChangeJudge()
         self._has_terms: OrderedDict[tuple[str, int], None] = OrderedDict()
@@ -60,7 +62,7 @@ class JoinLedger:
             book=book,
             unix_ms=lambda: time.time_ns() // 1_000_000,
             on_conflict=lambda report: None,
-            on_lost=lambda table, num_rows: None,
+            on_lost=self._lost,
             judge=self._judge,
         )
 
@@ -83,6 +85,7 @@ class JoinLedger:
         """Steps that were judged now, in order; nothing is written yet."""
         for result in results:
             self._sink.take_step(result)
+        self._tell_lost("too many wait for the store")
 
     def flush(self) -> None:
         """Write what there is to write.
@@ -96,9 +99,18 @@ class JoinLedger:
             except SinkError as error:
                 if error.retryable:
                     raise UsageError(f"the store does not take rows: {error}") from error
-                self._on_lost(self._sink.name, 1, str(error))
+                self._tell_lost(str(error))
                 continue
             return
+
+    def _lost(self, table: str, num_rows: int) -> None:
+        self._num_lost += num_rows
+
+    def _tell_lost(self, reason: str) -> None:
+        """Tell of what the sink has given up, with the reason that only its caller knows."""
+        num_lost, self._num_lost = self._num_lost, 0
+        if num_lost:
+            self._on_lost(self._sink.name, num_lost, reason)
 
     def _learn_terms(self, run_id: str, version: int) -> None:
         key = (run_id, version)

@@ -9,7 +9,7 @@ the one that began first is at work::
     B  begun 10:05   stands by ................(a minute)| at work
 
 One that could not reach the store for half a minute counts as newly begun: another one may be at work by
-then.
+then. A thread says it while a turn is under way, whatever the turn waits for.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from moetrace_collectors.store_errors import store_answers
@@ -47,26 +48,74 @@ ORDER BY begun_us, holder
 
 
 class JoinLease:
-    """One process's place among those that join; not thread-safe."""
+    """One process's place among those that join; thread-safe."""
 
-    def __init__(self, client: Any, *, database: str, run_id: str, clock_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        client: Any,
+        *,
+        database: str,
+        run_id: str,
+        clock_s: Callable[[], float],
+        wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
+    ) -> None:
         """Nothing is said yet.
 
         Args:
-            client: clickhouse-connect client of a migrated store; closed by the caller.
+            client: clickhouse-connect client of a migrated store, for nothing else; closed by the caller.
             database: holds the tables.
             run_id: the run that is joined; empty: all.
             clock_s: monotonic.
+            wait: for an event, so many seconds; whether it was set.
         """
         self._client = client
         self._bound = {"database": database, "run": run_id}
         self._clock_s = clock_s
+        self._wait = wait
+        self._lock = threading.Lock()
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._begun_us = 0
         self._beat_s: float | None = None
+        self._at_work = ""
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the store showed anyone at work, when it was asked last; a replica may lag."""
+        return bool(self._at_work)
 
     def holds(self) -> bool:
         """Say that this process lives; whether it is the one at work. What it raises is the store's."""
+        with self._lock:
+            return self._holds()
+
+    def keeps(self) -> bool:
+        """The same in the middle of work; asks only now and then."""
+        with self._lock:
+            if self._beat_s is not None and self._clock_s() - self._beat_s < BEAT_S:
+                return self._at_work == self.name
+            return self._holds()
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Say so now and then, from a thread, until the block ends."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._beat_until, args=(ended,), name="moetrace-lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _beat_until(self, ended: threading.Event) -> None:
+        from clickhouse_connect.driver.exceptions import ClickHouseError
+
+        while not self._wait(ended, BEAT_S):
+            # Who works asks too, and says what is wrong.
+            with suppress(ClickHouseError, OSError):
+                self.keeps()
+
+    def _holds(self) -> bool:
         now_s = self._clock_s()
         if self._beat_s is None or now_s - self._beat_s > LONGEST_GAP_S:
             self._begun_us = 0
@@ -78,22 +127,18 @@ class JoinLease:
         # A replica may not have it yet: then nobody knows who was first.
         self._begun_us = begun_us.get(self.name, self._begun_us)
         self._beat_s = now_s
-        return next(iter(begun_us), "") == self.name
-
-    def keeps(self) -> bool:
-        """The same in the middle of work; asks only now and then."""
-        if self._beat_s is not None and self._clock_s() - self._beat_s < BEAT_S:
-            return True
-        return self.holds()
+        self._at_work = next(iter(begun_us), "")
+        return self._at_work == self.name
 
     def leave(self) -> None:
         """Let the next one begin at once; where the store does not answer, it begins in a minute."""
         from clickhouse_connect.driver.exceptions import ClickHouseError
 
-        if self._beat_s is not None:
-            with suppress(ClickHouseError, OSError):
-                self._beat(left=1)
-        self._beat_s = None
+        with self._lock:
+            if self._beat_s is not None:
+                with suppress(ClickHouseError, OSError):
+                    self._beat(left=1)
+            self._beat_s = None
 
     def _beat(self, *, left: int) -> None:
         values: Mapping[str, Any] = {"holder": self.name, "begun_us": self._begun_us, "left": left}
@@ -111,8 +156,16 @@ class StandIn:
     """Joins while it holds the lease, with a joiner that begins when it gets it."""
 
     def __init__(
-        self, lease: JoinLease, begin: Callable[[], Turns], *, on_standing_by: Callable[[], None]
+        self, lease: JoinLease, begin: Callable[[], Turns], *, on_standing_by: Callable[[bool], None]
     ) -> None:
+        """Take what says who is at work.
+
+        Args:
+            lease: of this process.
+            begin: makes the joiner.
+            on_standing_by: told whether another one is known to be at work; else this one's own
+                sign of life does not show yet. Once it is known, not again.
+        """
         self._lease = lease
         self._begin = begin
         self._on_standing_by = on_standing_by
@@ -131,10 +184,11 @@ class StandIn:
             # What it remembers is not what the one at work does.
             self._joiner = None
             if not self._has_said:
-                self._on_standing_by()
-            self._has_said = True
+                self._on_standing_by(self._lease.is_shown)
+            self._has_said = self._has_said or self._lease.is_shown
             return 0
         self._has_said = False
         if self._joiner is None:
             self._joiner = self._begin()
-        return self._joiner.turn(go_on=lambda: go_on() and self._lease.keeps())
+        with self._lease.beating():
+            return self._joiner.turn(go_on=lambda: go_on() and self._lease.keeps())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,10 @@ LONGEST_WAIT_S = 30.0
 """Between two turns while the store is away."""
 
 logger = logging.getLogger(__name__)
+
+
+class _TurnEndsError(Exception):
+    """The turn must not go on; what it has not done is left for the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,40 +126,47 @@ class StoreJoiner:
         self._unwritten_rows: list[TableColumns | TableRows] = []
         self._engine = VerdictEngine()
         self._remembers = False
+        self._go_on: Callable[[], bool] = lambda: True
+        self._num_written = 0
+        """In this turn."""
 
     def turn(self, *, go_on: Callable[[], bool] = lambda: True) -> int:
         """Judge and write every step that has closed since the last turn; how many there were.
 
         Args:
-            go_on: asked between batches of steps; False leaves the rest for the next turn.
+            go_on: asked before each question and before anything is written; False leaves the rest for
+                the next turn.
 
         Raises:
             UsageError: the store does not answer, or does not take the rows now; the next turn goes on, and
                 no step is judged twice.
         """
-        with store_answers():
-            return self._turn(go_on)
+        self._go_on = go_on
+        self._num_written = 0
+        with store_answers(), suppress(_TurnEndsError):
+            self._turn()
+        return self._num_written
 
-    def _turn(self, go_on: Callable[[], bool]) -> int:
-        num_written = self._write()
+    def _turn(self) -> None:
+        self._write()
         now_ms = int(self._client.query(NOW).result_rows[0][0])
         found = self._finder.look(now_ms, remember=not self._remembers)
         self._notice(found.again, now_ms)
         again = {(one.run_id, one.step) for one in found.again}
         if not self._remembers:
-            self._remember([step for step in found.judged if (step.run_id, step.step) not in again], go_on)
-            if not self._remembers:
-                return num_written
+            self._remember([step for step in found.judged if (step.run_id, step.step) not in again])
         for batch in in_batches(found.closed, STEPS_AT_ONCE):
-            if not go_on():
-                return num_written
+            self._check()
             self._judge_and_keep(batch, again)
-            num_written += self._write()
+            self._write()
         # Last: at a start these are all steps that were judged before.
-        if not self._catch_up(found.grown, go_on):
-            return num_written
+        self._catch_up(found.grown)
         self._finder.turned()
-        return num_written
+
+    def _check(self) -> None:
+        """Leave the turn where it is, if it must not go on: as if the store did not answer."""
+        if not self._go_on():
+            raise _TurnEndsError
 
     def _notice(self, again: Sequence[ExecutedAgain], now_ms: int) -> None:
         """Say what there is to say of run ids, and file it; also what a process before has not."""
@@ -175,33 +187,24 @@ class StoreJoiner:
             self._unwritten_rows.append(event_rows(events))
             self._write()
 
-    def _remember(self, judged: Sequence[ClosedStep], go_on: Callable[[], bool]) -> None:
+    def _remember(self, judged: Sequence[ClosedStep]) -> None:
         # A try that failed in the middle has left half a memory.
         self._engine = VerdictEngine()
         for batch in in_batches(judged, STEPS_AT_ONCE):
-            if not go_on():
-                return
             for _, joined in self._joined(batch)[0]:
                 if not self._is_shared(joined):
                     self._engine.judge(joined)
         self._remembers = True
 
-    def _catch_up(self, grown: Sequence[StepKey], go_on: Callable[[], bool]) -> bool:
-        """Steps keep their verdict; counts that came since must not stay where no reader looks.
-
-        Returns:
-            Whether it got through.
-        """
+    def _catch_up(self, grown: Sequence[StepKey]) -> None:
+        """Steps keep their verdict; counts that came since must not stay where no reader looks."""
         for run_id, steps in in_questions(grown, STEPS_PER_QUESTION):
             untold = self._steps(queries.HAS_UNFOLDED, run_id, steps)
             for start in range(0, len(untold), STEPS_AT_ONCE):
-                if not go_on():
-                    return False
                 self._tell_counts(run_id, untold[start : start + STEPS_AT_ONCE])
             starts = self._rows(queries.STARTS, {"run": run_id, "steps": steps})
             self._on_grown((run_id, int(row["start_unix_ns"])) for row in starts)
             self._finder.done((run_id, step) for step in steps)
-        return True
 
     def _tell_counts(self, run_id: str, steps: list[int]) -> None:
         steps = self._steps(queries.UNTOLD, run_id, steps)
@@ -283,8 +286,10 @@ class StoreJoiner:
         versions = {one.placement_version for one in of_run if one.unfolded}
         return self._ledger.maps(of_run[0].run_id, versions) if versions else {}
 
-    def _write(self) -> int:
+    def _write(self) -> None:
         """Write what is judged; after a failure the rest. What is refused for good is given up and told."""
+        # Of all tables the ledger alone keeps what two have written.
+        self._check()
         # The ledger before the steps: a reader who sees an epoch's steps finds the epoch.
         self._ledger.flush()
         while self._unwritten_rows:
@@ -301,7 +306,7 @@ class StoreJoiner:
         self._finder.done((result.joined.run_id, result.joined.step) for result in results)
         if results:
             self._on_written(results)
-        return len(results)
+        self._num_written += len(results)
 
     def _insert(self, rows: TableColumns | TableRows) -> None:
         database = self._settings.database
@@ -317,6 +322,7 @@ class StoreJoiner:
         )
 
     def _rows(self, sql: str, parameters: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        self._check()
         bound = {**parameters, "database": self._settings.database}
         return list(self._client.query(sql, parameters=bound).named_results())
 

@@ -40,6 +40,8 @@ class LeavingStore:
     goes_away_at: str
     others: tuple[str, ...] = ()
     """Who else joins, and began before."""
+    shows_own: bool = True
+    """Whether it shows who has just begun."""
     beats: list[tuple[str, int]] = field(default_factory=list)
     """(holder, whether it has left)"""
 
@@ -55,7 +57,7 @@ class LeavingStore:
         if query == NOW:
             return Answer([[10**12]])
         if query == HOLDERS:
-            holders = (*self.others, self.beats[-1][0])
+            holders = (*self.others, *([self.beats[-1][0]] if self.shows_own else []))
             return Answer(named=[{"holder": name, "begun_us": at} for at, name in enumerate(holders, 1)])
         if "schema_migrations FINAL" in query:
             return Answer([[one.version, one.name, one.checksum] for one in migrations()])
@@ -101,6 +103,20 @@ def test_once_leaves_the_store_to_a_join_that_is_at_work(monkeypatch: pytest.Mon
         "that was killed counts for a minute"
     )
     assert [left for _, left in store.beats] == [0, 1]
+
+
+def test_once_says_of_a_store_that_lags_that_it_lags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is said to be at work who is not known to be."""
+    store = LeavingStore("nothing goes away", shows_own=False)
+    monkeypatch.setattr(join, "open_client", lambda address: store)
+    parser = argparse.ArgumentParser()
+    join.add_arguments(parser)
+    with pytest.raises(UsageError) as caught:
+        join.run(parser.parse_args(["--dsn", "clickhouse://store:8123", "--once"]))
+    assert str(caught.value) == (
+        "clickhouse://store:8123 does not show yet that this moetrace join has begun, as a replica that lags "
+        "does, so another one may be at work: run it again"
+    )
 
 
 def test_who_may_ask_is_read_again_while_the_store_is_away(capsys: pytest.CaptureFixture[str]) -> None:

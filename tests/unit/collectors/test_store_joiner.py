@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError, OperationalError
 
 from moetrace_collectors.errors import UsageError
+from moetrace_collectors.series import SeriesBook
+from moetrace_collectors.sinks import placement_ledger
 from moetrace_collectors.sinks.base import StepResult
 from moetrace_collectors.store_clock import HOUR_MS, NOW
 from moetrace_collectors.store_join import queries
+from moetrace_collectors.store_join.closed_steps import ClosedStep, joined_step
+from moetrace_collectors.store_join.join_ledger import JoinLedger
 from moetrace_collectors.store_join.step_finder import RECENT_MS
 from moetrace_collectors.store_join.store_joiner import (
     STEPS_AT_ONCE,
@@ -20,6 +24,9 @@ from moetrace_collectors.store_join.store_joiner import (
     StoreJoiner,
     join_until,
 )
+from moetrace_collectors.testing import SyntheticRun
+from moetrace_collectors.verdict.engine import VerdictEngine
+from moetrace_schemas.enums import ClosedBy
 from query_answer import Answer
 
 MAX_FIELD_BYTES = 131_072
@@ -192,6 +199,75 @@ def test_a_memory_that_could_not_be_read_is_read_again() -> None:
         joining.turn()
     assert joining.turn() == 1
     assert store.read == [6, 7]
+
+
+@dataclass
+class Watched:
+    """The client of a store, and in which order it is used."""
+
+    store: FakeStore
+    events: list[str]
+
+    def query(self, query: str, **options: Any) -> Answer:
+        """A question."""
+        self.events.append("time" if query == NOW else "question")
+        return self.store.query(query, **options)
+
+    def insert(self, table: str, data: Any, **options: Any) -> None:
+        """A write."""
+        self.events.append("write")
+        self.store.insert(table, data, **options)
+
+
+def test_it_is_asked_whether_to_go_on_before_every_question_and_write() -> None:
+    """A join that has lost its lease leaves the step to the one that has it, ledger rows above all."""
+    events: list[str] = []
+    joining = StoreJoiner(Watched(FakeStore(), events), JoinSettings(database="d", timeout_s=1.0))
+
+    def go_on() -> bool:
+        events.append("asked")
+        return True
+
+    assert joining.turn(go_on=go_on) == 1
+    first_write = events.index("write")
+    assert events[first_write - 1] == "asked"
+    questions = [number for number, event in enumerate(events) if event == "question"]
+    assert len(questions) > 5
+    assert {events[number - 1] for number in questions} == {"asked"}
+
+
+def test_a_join_that_must_not_go_on_writes_nothing() -> None:
+    """Wherever it is told so; the next turn judges the step, once."""
+    for num_answers in range(100):
+        store, judged = FakeStore(), []
+        joining = joiner(store, judged)
+        answers = iter([True] * num_answers)
+        if joining.turn(go_on=lambda answers=answers: next(answers, False)):
+            break
+        assert (judged, store.inserted) == ([], [])
+        assert (joining.turn(), joining.turn(), judged) == (1, 0, [7])
+    assert num_answers > 5
+
+
+def test_lost_ledger_rows_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each once, with the reason: also those that the ledger gives up because too many wait."""
+    monkeypatch.setattr(placement_ledger, "MAX_WAITING", 1)
+    lost: list[tuple[str, int, str]] = []
+    ledger = JoinLedger(
+        None,
+        database="d",
+        ask=lambda sql, parameters: [],
+        book=SeriesBook(),
+        on_lost=lambda *what: lost.append(what),
+    )
+    engine, results = VerdictEngine(), []
+    for run_id in ("a", "b", "c"):
+        ranks = [replace(one, placement_version=1) for one in SyntheticRun(run_id=run_id).step(0)]
+        closed = ClosedStep(run_id=run_id, step=0, closed_by=ClosedBy.COMPLETE, closed_ms=0)
+        joined = joined_step(closed, ranks)
+        results.append(StepResult(joined=joined, verdict=engine.judge(joined), loads=()))
+    ledger.take(results)
+    assert lost == [("placement_ledger", 2, "too many wait for the store")]
 
 
 def test_a_stop_ends_a_long_turn() -> None:
