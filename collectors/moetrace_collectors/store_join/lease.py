@@ -191,4 +191,11 @@ class StandIn:
         if self._joiner is None:
             self._joiner = self._begin()
         with self._lease.beating():
-            return self._joiner.turn(go_on=lambda: go_on() and self._lease.keeps())
+            return self._joiner.turn(go_on=lambda: go_on() and self._keeps())
+
+    def _keeps(self) -> bool:
+        keeps = self._lease.keeps()
+        if not keeps:
+            # Another one may judge what it has judged and not written, also if that one ends at once.
+            self._joiner = None
+        return keeps

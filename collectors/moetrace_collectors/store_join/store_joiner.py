@@ -174,17 +174,15 @@ class StoreJoiner:
         shared = {notice.run_id for notice in notices if notice.reason == TWO_JOBS_REASON}
         # Of what comes to light together, two jobs are the whole story.
         self._unsaid += [one for one in notices if one.reason == TWO_JOBS_REASON or one.run_id not in shared]
-        events = []
         while self._unsaid:
             notice = self._unsaid[0]
             asked = {"run": notice.run_id, "reason": notice.reason, "since_ms": notice.since_ms}
             if not int(self._rows(queries.TOLD, asked)[0]["told"]):
                 logger.warning("%s", notice.text)
                 self._on_reused(notice)
-                events.append(_event(notice, now_ms))
+                self._unwritten_rows.append(event_rows([_event(notice, now_ms)]))
             self._unsaid.pop(0)
-        if events:
-            self._unwritten_rows.append(event_rows(events))
+        if self._unwritten_rows:
             self._write()
 
     def _remember(self, judged: Sequence[ClosedStep]) -> None:

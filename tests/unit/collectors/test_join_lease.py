@@ -36,14 +36,14 @@ class FakeStore:
         living = [(begun, name) for name, (at, begun) in self.beats.items() if at >= self.now_s - LEASE_S]
         return Answer([{"holder": name, "begun_us": begun} for begun, name in sorted(living)])
 
-    def lease(self) -> JoinLease:
-        """Of a further process, which looks at the clock all the time."""
+    def lease(self, *, silent: bool = False) -> JoinLease:
+        """Of a further process, whose thread looks at the clock all the time, or not at all."""
         return JoinLease(
             self,
             database="d",
             run_id="",
             clock_s=lambda: self.now_s,
-            wait=lambda ended, seconds: ended.wait(0.001),
+            wait=lambda ended, seconds: ended.wait(DEADLOCK_S if silent else 0.001),
         )
 
 
@@ -89,3 +89,35 @@ def test_a_lease_that_was_lost_is_not_kept() -> None:
     assert other.holds()
     store.now_s += 1.0
     assert [lease.keeps(), lease.keeps()] == [False, False]
+
+
+@dataclass
+class CutOff:
+    """A joiner whose process is stopped for longer than the lease; another one begins meanwhile, and ends."""
+
+    store: FakeStore
+    other: JoinLease
+
+    def turn(self, *, go_on: Callable[[], bool] = lambda: True) -> int:
+        """Work that was not written when the lease was lost."""
+        self.store.now_s += LEASE_S + 1.0
+        self.other.holds()
+        self.store.now_s += 1.0
+        assert not go_on()
+        self.store.beats.pop(self.other.name)
+        return 0
+
+
+def test_a_joiner_that_lost_its_lease_does_not_go_on() -> None:
+    """Another one may have written what it has not; who gets the lease back begins anew."""
+    store = FakeStore()
+    lease, other = store.lease(silent=True), store.lease()
+    begun: list[CutOff] = []
+
+    def begin() -> CutOff:
+        begun.append(CutOff(store, other))
+        return begun[-1]
+
+    stand_in = StandIn(lease, begin, on_standing_by=lambda is_shown: None)
+    assert [stand_in.turn(), stand_in.turn()] == [0, 0]
+    assert len(begun) == 2
