@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -75,8 +74,6 @@ def measure(steps: Iterable[JoinedStep]) -> dict[str, tuple[int, float, float]]:
             client,
             database="moetrace",
             batch_bytes=1 << 60,
-            batch_interval_ns=1 << 62,
-            clock_ns=time.monotonic_ns,
             on_stored=lambda table, rows: None,
             on_lost=lambda table, rows: None,
         )

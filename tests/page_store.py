@@ -10,7 +10,6 @@ call. The ledger knows two epochs: 2 was applied and accepted, 3 is announced.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -171,8 +170,6 @@ def fill(path: Path, *, ranks: int, layers: int, experts: int, steps: int) -> No
         client,
         database="moetrace",
         batch_bytes=1 << 26,
-        batch_interval_ns=1 << 62,
-        clock_ns=time.monotonic_ns,
         on_stored=lambda table, rows: None,
         on_lost=lambda table, rows: None,
     )
@@ -184,7 +181,7 @@ def fill(path: Path, *, ranks: int, layers: int, experts: int, steps: int) -> No
     sink.flush()
     for row in ledger_rows(steps):
         ClientLedgerStore(client, database="moetrace").insert(row)
-    sink.close()
+    client.close()
 
 
 if __name__ == "__main__":

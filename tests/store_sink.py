@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from moetrace_collectors.migrate import migrate
@@ -11,16 +10,22 @@ from moetrace_collectors.sinks.clickhouse import ClickHouseSink
 from moetrace_collectors.store import embedded_dsn, open_client, parse_store
 
 
-def sink_into(path: Path, *, batch_bytes: int = 1 << 30) -> ClickHouseSink:
-    """A sink that writes when it is flushed, or beyond `batch_bytes`; the store is migrated."""
+class StoreSink(ClickHouseSink):
+    """A sink with a store of its own."""
+
+    def close(self) -> None:
+        """Give the store back."""
+        self._client.close()
+
+
+def sink_into(path: Path, *, batch_bytes: int = 1 << 30) -> StoreSink:
+    """A sink that writes when it is flushed, rank steps of `batch_bytes` at once; the store is migrated."""
     client = open_client(parse_store(embedded_dsn(path)))
     migrate(client, database="moetrace")
-    return ClickHouseSink(
+    return StoreSink(
         client,
         database="moetrace",
         batch_bytes=batch_bytes,
-        batch_interval_ns=1 << 62,
-        clock_ns=time.monotonic_ns,
         on_stored=lambda table, rows: None,
         on_lost=lambda table, rows: None,
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -213,8 +212,6 @@ def main(way: str, path: str) -> None:
         client,
         database="moetrace",
         batch_bytes=2**30,
-        batch_interval_ns=0,
-        clock_ns=time.monotonic_ns,
         on_stored=lambda table, rows: None,
         on_lost=lambda table, rows: lost.append(table),
         insert_arrow=embedded if way == "embedded" else None,

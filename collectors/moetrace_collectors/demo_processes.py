@@ -26,7 +26,6 @@ from moetrace_collectors.run_directory import RunDirectory
 COLLECTOR_START_S = 60.0
 COLLECTOR_STOP_S = 60.0
 """A graceful stop flushes what is pending; it rarely takes more than a second."""
-LOG_LINES = 5
 
 
 class DemoFailedError(CollectorError):

@@ -140,7 +140,7 @@ class Pipeline:
         undo.callback(client.close)
         migrate(client, database=config.database)
         registry = make_registry(book, self._intake.snapshot)
-        queries = _query_runner(config, undo)
+        self._queries = queries = _query_runner(config, undo)
         if journal is not None:
             registry.register(
                 WalMetrics(num_bytes=lambda: journal.num_bytes, num_syncs=lambda: journal.num_syncs)
@@ -158,6 +158,7 @@ class Pipeline:
             max_decompressed_bytes=config.max_decompressed_bytes,
             max_spans=config.max_spans_per_request,
         )
+        undo.callback(otlp.close)
         self._routes = [*pages.routes(), *Page(queries, database=config.database).routes()]
         self._direct = {OTLP_PATH: otlp}
         self._scopes: RouteScopes = {
@@ -175,8 +176,6 @@ class Pipeline:
                 writer_client,
                 database=config.database,
                 batch_bytes=config.batch_bytes,
-                batch_interval_ns=int(config.batch_interval_s * NS_PER_S),
-                clock_ns=clocks.monotonic_ns,
                 on_stored=metrics.rows_stored,
                 on_lost=self._rows_lost,
                 # Rows that waited long for the store are stamped before the time that is looked back.
@@ -246,6 +245,11 @@ class Pipeline:
         return self._num_lost_rows
 
     @property
+    def is_stuck(self) -> bool:
+        """Whether it stopped in the middle of a write that does not end: the store hangs."""
+        return self._worker.is_stuck
+
+    @property
     def is_log_behind(self) -> bool:
         """Whether it stopped with requests in the write-ahead log that are not stored yet."""
         return self._worker.is_log_behind
@@ -270,14 +274,23 @@ class Pipeline:
 
     def stop(self) -> None:
         """Stop receiving, join and store what was acknowledged, give everything back."""
-        with self._resources:
+        with ExitStack() as give_back:
+            give_back.callback(self._give_back)
             if self._grpc is not None:
                 self._grpc.stop(grace_s=GRPC_GRACE_S)
-            self._http.stop()
+            self._http.stop(interrupt=self._queries.cancel)
             self._worker.stop()
             if self._roll_ups is not None:
                 # Behind the last rows; where the store did not take those, it does not take roll-ups either.
-                self._roll_ups.stop(timeout_s=0 if self.is_log_behind else self._shutdown_timeout_s)
+                is_store_away = self.is_log_behind or self.is_stuck
+                self._roll_ups.stop(timeout_s=0 if is_store_away else self._shutdown_timeout_s)
+
+    def _give_back(self) -> None:
+        if self.is_stuck:
+            # To close a connection waits for what runs on it; the end of the process does not.
+            self._ownership.release()
+        else:
+            self._resources.close()
 
     def _rows_lost(self, table: str, num_rows: int) -> None:
         self._metrics.rows_lost(table, num_rows)

@@ -15,8 +15,9 @@ from collections.abc import Iterator, Mapping
 from moetrace_collectors.errors import CollectorError
 
 READING_STATEMENTS = frozenset({"select", "with", "show", "describe", "desc", "explain", "exists"})
-REFUSED_NAMES = frozenset({"file", "outfile", "infile", "eval", "catboostevaluate"})
-"""Words that reach outside the store, as a keyword or as a function; compared in lower case."""
+REFUSED_NAMES = frozenset({"file", "outfile", "infile", "eval", "catboostevaluate", "python", "stack_trace"})
+"""Words that reach outside the store, as a keyword or as a function; compared in lower case. `Python` looks
+for a variable of this process before the engine refuses it, `system.stack_trace` interrupts every thread."""
 
 # Neither $ (heredocs) nor # (comments, in two spellings) nor non-ASCII outside strings (the engine takes
 # typographic quotes for quotes) is a mark here.

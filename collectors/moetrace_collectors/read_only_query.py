@@ -11,6 +11,7 @@ import os
 import re
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -41,8 +42,9 @@ _HARMLESS = (
 _PREFIXES = re.compile(r"(Code: \d+\. DB::Exception: )+")
 _SUFFIX = re.compile(r" \(version [^()]*(?:\([^()]*\))?\)\.?")
 _NAMES = re.compile(r"( \([A-Z_0-9]+\))(?:\1)+$")
-_STATUS = {60: 404, 81: 404, 164: 403, 497: 403, 159: 504, 241: 507, 396: 413}
-"""ClickHouse error code -> HTTP status: unknown table, database; readonly; time, memory, result limits."""
+_STATUS = {60: 404, 81: 404, 164: 403, 497: 403, 159: 504, 241: 507, 396: 413, 394: 503}
+"""ClickHouse error code -> HTTP status: unknown table, database; readonly; time, memory, result limits;
+cancelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,22 @@ class QueryLimits:
         }
         return {**chosen, **rendered, "timeout_overflow_mode": "throw", "result_overflow_mode": "throw"}
 
+    def check_size(self, body: bytes) -> bytes:
+        """A result that is not too large.
+
+        The engine counts a column of one value once, however often it is written out.
+
+        Raises:
+            QueryError: it is.
+        """
+        if len(body) > self.max_result_bytes:
+            raise QueryError(
+                f"the result has {len(body)} bytes, at most {self.max_result_bytes} may be "
+                "(query_max_result_bytes)",
+                status=413,
+            )
+        return body
+
 
 class QueryError(CollectorError):
     """A query was refused or failed.
@@ -121,6 +139,9 @@ class QueryRunner(Protocol):
             QueryError: refused, failed, over a limit, or too many at once.
         """
 
+    def cancel(self) -> None:
+        """End the queries that run, as far as the engine can: the process stops."""
+
 
 class EmbeddedQueryRunner:
     """Queries of the embedded engine that this process has open."""
@@ -142,6 +163,7 @@ class EmbeddedQueryRunner:
         self._database = database
         self._limits = limits
         self._slots = threading.BoundedSemaphore(limits.max_concurrent)
+        self._cancelled = False
 
     def run(self, query: Query) -> bytes:
         """See QueryRunner."""
@@ -150,6 +172,8 @@ class EmbeddedQueryRunner:
         if not self._slots.acquire(timeout=1.0):
             raise QueryError("too many queries at once: try again", status=503)
         try:
+            if self._cancelled:
+                raise QueryError("the collector is stopping", status=503)
             connection = self._connect(self._path)
             try:
                 return self._run(connection, query, database)
@@ -160,6 +184,16 @@ class EmbeddedQueryRunner:
         finally:
             self._slots.release()
 
+    def cancel(self) -> None:
+        """See QueryRunner; only readers' queries are readonly, so the collector's own go on."""
+        self._cancelled = True
+        with suppress(RuntimeError):
+            connection = self._connect(self._path)
+            try:
+                connection.query("KILL QUERY WHERE Settings['readonly'] = '1' ASYNC")
+            finally:
+                connection.close()
+
     def _run(self, connection: Any, query: Query, database: str) -> bytes:
         # readonly goes last: behind it nothing can be set any more.
         settings = {**self._limits.settings(query.settings), "readonly": "1"}
@@ -167,7 +201,7 @@ class EmbeddedQueryRunner:
         connection.query(f"USE {database}")
         connection.query(f"SET {assignments}")
         result = connection.query(query.sql, query.format, params=dict(query.parameters))
-        return bytes(result.bytes() or b"")
+        return self._limits.check_size(bytes(result.bytes() or b""))
 
 
 class ServerQueryRunner:
@@ -188,16 +222,18 @@ class ServerQueryRunner:
         # A server whose profile does not let us set readonly must not be written to either.
         check_name_and_guard(query, database)
         try:
-            return bytes(
-                self._client.raw_query(
-                    query.sql,
-                    parameters=dict(query.parameters) or None,
-                    settings={**self._limits.settings(query.settings), "readonly": "1", "database": database},
-                    fmt=None if _NAMES_FORMAT.search(query.sql) else query.format,
-                )
+            body = self._client.raw_query(
+                query.sql,
+                parameters=dict(query.parameters) or None,
+                settings={**self._limits.settings(query.settings), "readonly": "1", "database": database},
+                fmt=None if _NAMES_FORMAT.search(query.sql) else query.format,
             )
         except self._error as error:
             raise _query_error(error) from error
+        return self._limits.check_size(bytes(body))
+
+    def cancel(self) -> None:
+        """See QueryRunner: the server ends what nobody waits for by its own limits."""
 
 
 def check_name_and_guard(query: Query, database: str) -> None:

@@ -25,7 +25,7 @@ def is_retryable(error: Exception) -> bool:
     """Whether the store may take the very same rows later."""
     from clickhouse_connect.driver import exceptions
 
-    if isinstance(error, OSError):
+    if isinstance(error, (OSError, MemoryError)):
         return True
     final = (exceptions.DataError, exceptions.ProgrammingError, exceptions.NotSupportedError)
     if not isinstance(error, exceptions.ClickHouseError) or isinstance(error, final):

@@ -29,7 +29,7 @@ from moetrace_collectors.model import JoinedStep, LayerLoad, PlacementReport, Ra
 from moetrace_collectors.receipts import GroupViolation, group_violations
 from moetrace_collectors.self_metrics import SelfMetrics
 from moetrace_collectors.sinks.background import BackgroundSink
-from moetrace_collectors.sinks.base import RetryPolicy, Sink, StepResult, flush_with_retry
+from moetrace_collectors.sinks.base import RetryPolicy, Sink, StepResult, Writer, flush_with_retry
 from moetrace_collectors.stateless_joiner import StatelessJoiner, Unjoined
 from moetrace_collectors.verdict.no_verdict import TWO_JOBS, no_verdict
 from moetrace_schemas.enums import ClosedBy, RejectReason
@@ -39,6 +39,8 @@ NS_PER_MS = 1_000_000
 POLL_S = 0.1
 """Longest wait for an arrival; bounds how late a timeout or a flush can be, seconds."""
 NOTE_INTERVAL_NS = 1_000_000_000
+STUCK_S = 5.0
+"""Beyond the shutdown timeout: for a write that has begun to end, seconds."""
 MAX_LISTED_RANKS = 20
 MAX_REMEMBERED_RUNS = 100
 
@@ -166,6 +168,11 @@ class Worker:
         return self._thread.is_alive() and all(sink.is_alive() for sink in self._background_sinks)
 
     @property
+    def is_stuck(self) -> bool:
+        """Whether it still writes although `stop` has returned."""
+        return self._stopping.is_set() and self._thread.is_alive()
+
+    @property
     def is_log_behind(self) -> bool:
         """Whether it ended with something left in the log for the next start."""
         return self._is_log_behind
@@ -177,7 +184,9 @@ class Worker:
         self._intake.close()
         self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join()
+            # A store that hangs says neither yes nor no, and nothing can end a write that waits for it.
+            self._thread.join(self._shutdown_timeout_s + STUCK_S)
+            self._is_log_behind |= self._thread.is_alive() and self._log is not None
 
     def run(self) -> None:
         """The thread's body."""
@@ -439,12 +448,12 @@ class Worker:
         except OSError as error:
             logger.warning("cannot note the runs: %s", error)
 
-    def _flush(self, sink: Sink) -> bool:
+    def _flush(self, sink: Writer) -> bool:
         return flush_with_retry(
             sink, policy=self._retry, on_error=self._sink_failed, wait=self.wait_between_attempts
         )
 
-    def _sink_failed(self, sink: Sink, error: SinkError) -> None:
+    def _sink_failed(self, sink: Writer, error: SinkError) -> None:
         self._metrics.sink_failed(sink.name)
         logger.warning("%s: %s; %s", sink.name, error, "trying again" if error.retryable else "rows given up")
 

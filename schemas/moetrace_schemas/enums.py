@@ -235,7 +235,7 @@ class RefuseReason(StrEnum):
     TOO_MANY_CONNECTIONS = "too_many_connections"
     """Every connection is in use (503)."""
     SLOW_REQUEST = "slow_request"
-    """The head of a request did not come in time; the connection was closed."""
+    """The head of a request did not come in time, or its answer was not read; the connection was closed."""
     NOT_HTTP = "not_http"
     """What came is not HTTP (400)."""
 

@@ -11,12 +11,13 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -44,6 +45,10 @@ class CollectorProcess:
     directory: Path
     http_address: str
     grpc_address: str
+    lines: list[str] = field(default_factory=list)
+    """What it has written to stderr."""
+    reader: threading.Thread | None = None
+    """Reads stderr, so that a collector that says much does not wait for a test to read it."""
 
     def post(
         self,
@@ -78,9 +83,21 @@ class CollectorProcess:
             time.sleep(0.05)
 
     def terminate(self) -> int:
-        """SIGTERM, and the exit code."""
+        """SIGTERM, and the exit code; where that is not 0, what it said is in the test's own output."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(STOP_TIMEOUT_S)
+        code: int | None = None
+        try:
+            code = self.process.wait(STOP_TIMEOUT_S)
+        finally:
+            if code != 0:
+                print(f"the collector ended with {code} and had said:\n{self.said()}")
+        return code
+
+    def said(self) -> str:
+        """What it has written to stderr; all of it, once it has ended."""
+        if self.reader is not None and self.process.poll() is not None:
+            self.reader.join(STOP_TIMEOUT_S)
+        return "".join(self.lines)
 
 
 def ask(url: str, body: bytes | None, headers: dict[str, str]) -> Answer:
@@ -157,6 +174,9 @@ def collector(directory: Path, *options: str) -> Iterator[CollectorProcess]:
         text=True,
     )  # fmt: skip
     assert process.stderr is not None
+    lines: list[str] = []
+    reader = threading.Thread(target=lines.extend, args=(process.stderr,), daemon=True)
+    reader.start()
     try:
         note = directory / "collector.json"
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -164,7 +184,8 @@ def collector(directory: Path, *options: str) -> Iterator[CollectorProcess]:
             if process.poll() is not None or time.monotonic() > deadline:
                 # One that still runs would keep its end of the pipe open.
                 process.kill()
-                raise AssertionError(f"the collector did not start: {process.stderr.read()}")
+                reader.join(STOP_TIMEOUT_S)
+                raise AssertionError(f"the collector did not start: {''.join(lines)}")
             time.sleep(0.02)
         fields = json.loads(note.read_text())
         yield CollectorProcess(
@@ -172,9 +193,12 @@ def collector(directory: Path, *options: str) -> Iterator[CollectorProcess]:
             directory=directory,
             http_address=fields["http_address"],
             grpc_address=fields["grpc_address"],
+            lines=lines,
+            reader=reader,
         )
     finally:
         if process.poll() is None:
             process.kill()
             process.wait()
+        reader.join(STOP_TIMEOUT_S)
         process.stderr.close()

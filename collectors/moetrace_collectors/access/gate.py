@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from urllib.parse import urlsplit
 
 from starlette.responses import PlainTextResponse
@@ -66,7 +67,11 @@ class AccessGate:
         if refusal is not None:
             await _answer(refusal)(scope, receive, send_with_headers)
             return
-        await self._app(scope, receive, send_with_headers)
+        try:
+            await self._app(scope, receive, send_with_headers)
+        except asyncio.CancelledError:
+            # Only a server that stops cancels, what is out of time: its client is cut off by then.
+            return
 
     def _check(self, scope: Scope, headers: dict[str, str]) -> Refusal | None:
         if self._loopback_only and not is_loopback(_without_port(headers.get("host", "localhost"))):

@@ -85,13 +85,15 @@ def parse_tokens(text: str, *, source: str) -> tuple[Token, ...]:
 def _token(name: str, scopes: str, token: str, *, where: str) -> Token:
     if _NAME.fullmatch(name) is None:
         raise UsageError(f"{where}: the name is up to 64 of A-Z a-z 0-9 . _ -; {_EXPECTED}")
+    # In a line whose parts changed places the token stands where the name belongs.
+    shown = name if len(name) < MIN_CHARACTERS else "this line"
     try:
         granted = frozenset(Scope(scope) for scope in scopes.split(","))
     except ValueError:
-        raise UsageError(f"{where}: unknown scope of {name}; {_EXPECTED}") from None
+        raise UsageError(f"{where}: unknown scope of {shown}; {_EXPECTED}") from None
     if not MIN_CHARACTERS <= len(token) <= MAX_CHARACTERS or _TOKEN.fullmatch(token) is None:
         raise UsageError(
-            f"{where}: the token of {name} is not {MIN_CHARACTERS} to {MAX_CHARACTERS} of "
+            f"{where}: the token of {shown} is not {MIN_CHARACTERS} to {MAX_CHARACTERS} of "
             "A-Z a-z 0-9 . _ ~ + / = -: make one with openssl rand -hex 32"
         )
     return Token(name=name, scopes=granted, digest=digest_of(token))

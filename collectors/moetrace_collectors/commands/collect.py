@@ -19,6 +19,9 @@ from moetrace_collectors.store import INSTALL
 
 HELP = "receive steps from ranks, join and judge them, store and serve the result"
 ALIVE_CHECK_S = 0.5
+POOLS = ("moetrace-otlp", "moetrace-grpc", "asyncio_", "AnyIO worker", "moetrace-insert")
+"""Threads that work for clients and the store: they end with what uses them, once they have nothing to do."""
+IDLE_THREADS_S = 3.0
 OWN_FILES = 512
 """Files and sockets beside HTTP connections: store, logs, gRPC."""
 
@@ -145,7 +148,35 @@ def run(arguments: argparse.Namespace) -> int:
             f"and is written at the next start: moetrace collect --dir {config.directory}",
             file=sys.stderr,
         )
-    return 0 if healthy and pipeline.num_lost_rows == 0 and not pipeline.is_log_behind else 1
+    if pipeline.is_stuck:
+        print("moetrace collect: the store hangs in the middle of a write: left alone", file=sys.stderr)
+    is_all_stored = pipeline.num_lost_rows == 0 and not pipeline.is_log_behind and not pipeline.is_stuck
+    code = 0 if healthy and is_all_stored else 1
+    _leave_busy_threads(code)
+    return code
+
+
+def _leave_busy_threads(code: int) -> None:
+    """End the process at once where a thread of a pool is still at work.
+
+    Python waits at its exit for every thread of every pool, and a query in the middle of one long function,
+    or a disk that hangs, cannot be told to end. What can still be stored is stored by now.
+    """
+    deadline_s = time.monotonic() + IDLE_THREADS_S
+    for thread in threading.enumerate():
+        if thread.name.startswith(POOLS):
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+    busy = [thread.name for thread in threading.enumerate() if thread.name.startswith(POOLS)]
+    if not busy:
+        return
+    print(
+        f"moetrace collect: cut off what did not end in time: {count(len(busy), 'thread')} at work for "
+        "clients or the store",
+        file=sys.stderr,
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _allow_open_files(wanted: int) -> None:

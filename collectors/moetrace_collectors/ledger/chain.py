@@ -18,7 +18,6 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from itertools import pairwise
 
-from moetrace_schemas.enums import PlacementEvent
 from moetrace_schemas.placement import sha256_hex
 
 GENESIS = "0" * 64
@@ -120,11 +119,6 @@ def link(row: LedgerRow) -> Link:
     )
 
 
-def verify(rows: Iterable[LedgerRow], *, expected_head: str | None = None) -> tuple[Fault, ...]:
-    """Every fault of one run's chain; see `verify_links`."""
-    return verify_links([link(row) for row in rows], expected_head=expected_head)
-
-
 def verify_links(links: Iterable[Link], *, expected_head: str | None = None) -> tuple[Fault, ...]:
     """Every fault of one run's chain, in order of rows.
 
@@ -199,8 +193,3 @@ def _reordered(row: Link, before: Link | None, owner: dict[str, Link]) -> Fault:
         sequence=row.sequence,
         sentence=f"row {row.sequence} ({row.event}, version {row.version}) does not belong {place}: {told}",
     )
-
-
-def is_mapping(event: str) -> bool:
-    """Whether rows of this event hold a mapping."""
-    return event in (PlacementEvent.ANNOUNCED, PlacementEvent.PROPOSED)

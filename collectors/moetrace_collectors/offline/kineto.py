@@ -34,8 +34,6 @@ from moetrace_collectors.offline.source import bad_file, open_bytes
 FORMAT = "pytorch_trace"
 MAX_MICROSECONDS = 9e15
 """Largest time that fits in 64-bit nanoseconds; about the year 2255."""
-UNIX_FROM_MICROSECONDS = 9.46e14
-"""The year 2000. Times below it, in a file without a base time, do not count from 1970."""
 
 DEVICE_CATEGORIES = {
     "kernel": DeviceKind.KERNEL,
@@ -264,7 +262,6 @@ def read_trace(path: Path, *, progress: Callable[[int], None] | None = None) -> 
     base = _integer(events.metadata.get("baseTimeNanoseconds"), 0)
     device = builder.device_rows()
     annotations = builder.annotation_rows()
-    first = min((int(rows.start_ns[0]) for rows in (device, annotations) if len(rows)), default=0)
     return RankTrace(
         source=str(path),
         format=FORMAT,
@@ -279,7 +276,6 @@ def read_trace(path: Path, *, progress: Callable[[int], None] | None = None) -> 
         base_unix_ns=base if 0 <= base < 2**62 else 0,
         events=events.count,
         left_out=dict(builder.left_out),
-        clock_is_unix=base > 0 or first >= UNIX_FROM_MICROSECONDS * 1000,
     )
 
 

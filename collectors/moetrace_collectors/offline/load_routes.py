@@ -72,7 +72,6 @@ class _Reader:
     has_requests: bool = False
     top_ks: set[int] = field(default_factory=set)
     without_step: bool = False
-    flattened: int = 0
     run: _Run | None = None
 
     def add(self, number: int, record: Mapping[str, Any]) -> None:

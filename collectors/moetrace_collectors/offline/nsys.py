@@ -83,7 +83,6 @@ def _read(connection: sqlite3.Connection, path: Path) -> RankTrace:
         annotations=annotations,
         events=len(device) + len(annotations) + len(launches.correlation),
         left_out=dict(reader.left_out),
-        clock_is_unix=False,
     )
 
 

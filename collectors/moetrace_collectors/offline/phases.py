@@ -66,7 +66,6 @@ class DevicePhases:
     """Kind of collective of each row; empty for local work."""
     steps: tuple[int, ...]
     """Steps that the trace marks, ascending; (0,) where it marks none."""
-    steps_told: bool
 
     @property
     def is_moe(self) -> BoolArray:
@@ -120,7 +119,7 @@ def recognise(trace: RankTrace) -> DevicePhases:
     )
     if count:
         phase = settle_exchanges(device.start_ns, phase, by_name & open_exchange[device.name])
-    step, steps, told = _steps(trace, moments, launched)
+    step, steps = _steps(trace, moments, launched)
     layer = number_layers(
         device.start_ns,
         phase=phase,
@@ -136,7 +135,6 @@ def recognise(trace: RankTrace) -> DevicePhases:
         communicates=communicates,
         kind=_kinds(trace, families, communicates, moments, threads),
         steps=steps,
-        steps_told=told,
     )
 
 
@@ -220,9 +218,7 @@ def _drop_lone_general_kernels(phase: IntArray, weak: BoolArray) -> IntArray:
     return kept
 
 
-def _steps(
-    trace: RankTrace, moments: IntArray, launched: BoolArray
-) -> tuple[IntArray, tuple[int, ...], bool]:
+def _steps(trace: RankTrace, moments: IntArray, launched: BoolArray) -> tuple[IntArray, tuple[int, ...]]:
     """Step of each row by the window its launch lies in."""
     marks = trace.annotations
     numbers = {index: int(m[1]) for index, name in enumerate(trace.names) if (m := STEP.match(name))}
@@ -233,7 +229,7 @@ def _steps(
         rows = [i for i, name in enumerate(marks.name.tolist()) if name in unnumbered]
         number = np.arange(len(rows), dtype=np.int64)
         if len(rows) < 2:
-            return np.zeros(len(moments), dtype=np.int64), (0,), False
+            return np.zeros(len(moments), dtype=np.int64), (0,)
     starts = marks.start_ns[rows]
     ends = starts + marks.duration_ns[rows]
     at = np.searchsorted(starts, moments, side="right") - 1
@@ -242,7 +238,7 @@ def _steps(
     # by its own time, and late ones of those belong to the step before.
     loose = ~launched & (at >= 0)
     step = np.where(inside | loose, number[np.maximum(at, 0)], NONE)
-    return step, tuple(sorted(set(number.tolist()))), True
+    return step, tuple(sorted(set(number.tolist())))
 
 
 def _kinds(

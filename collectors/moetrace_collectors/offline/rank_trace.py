@@ -102,5 +102,3 @@ class RankTrace:
     """Events in the file, of any kind."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Events that could not be used, by reason."""
-    clock_is_unix: bool = True
-    """False where start times count from an unknown moment, so that ranks cannot even be drawn together."""

@@ -13,12 +13,11 @@ what hindsight would have reached on the same loads. A planner that is good in s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from moetrace_collectors.errors import UsageError
 from moetrace_collectors.load.balancedness import balancedness_sum
 from moetrace_collectors.load.coactivation import CoActivation
 from moetrace_collectors.load.expert_map import Placement
@@ -269,14 +268,3 @@ def _saved(case: ReplayCase, parts: tuple[Fold, ...], held_out: Score | None, in
         return part_saved(case, stay, in_all)
     stay = score(case, parts, [case.today] * len(parts)).step_ms
     return part_saved(case, stay, held_out.step_ms)
-
-
-def with_slots(case: ReplayCase, num_slots: int) -> ReplayCase:
-    """The same case on another number of slots.
-
-    Raises:
-        UsageError: the slots do not divide by the ranks.
-    """
-    if num_slots % case.cost.topology.num_ranks:
-        raise UsageError(f"slots = {num_slots} do not divide by ranks = {case.cost.topology.num_ranks}")
-    return replace(case, num_slots=num_slots)

@@ -3,11 +3,14 @@
 ::
 
     connect ----> head of a request ----> body ----> answer ----> idle
-       |<-- HEAD_TIMEOUT_S at most -->|<- receiver ->|            |<- keep-alive ->|
+       |<-- HEAD_TIMEOUT_S at most -->|<- receiver ->|<- *1 ->|   |<- keep-alive ->|
+                                 the server stops: |<- STOP_GRACE_S at most ->|
+    *1 each piece of it is read within READ_TIMEOUT_S
 
 uvicorn bounds the time between requests and nothing else: connections that send half a head, or nothing,
-would be kept for ever, and a thousand of them shut everyone else out. Its parser in C keeps whatever a head
-or a trailer holds, so that is bounded here, too.
+would be kept for ever, and a thousand of them shut everyone else out. And a server that stops would wait
+for clients that never send the rest of a body, or never read an answer. Its parser in C keeps whatever a
+head or a trailer holds, so that is bounded here, too.
 """
 
 from __future__ import annotations
@@ -21,6 +24,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from moetrace_schemas.enums import RefuseReason
 
 HEAD_TIMEOUT_S = 20.0
+READ_TIMEOUT_S = 30.0
+"""How long a client may read nothing of an answer, seconds; what is left of it lies in memory until then."""
+STOP_GRACE_S = 10.0
+"""How long running requests may take to end when the server stops, seconds."""
 MAX_HEAD_BYTES = 64 * 1024
 """Of a request's line and headers. With the longest URL that a query comes in."""
 FRAMING_PER_BODY_BYTE = 16
@@ -33,7 +40,12 @@ _BUSY = (
 
 
 def bounded_protocol(
-    max_connections: int, count: Callable[[RefuseReason], None], *, head_timeout_s: float = HEAD_TIMEOUT_S
+    max_connections: int,
+    count: Callable[[RefuseReason], None],
+    *,
+    head_timeout_s: float = HEAD_TIMEOUT_S,
+    read_timeout_s: float = READ_TIMEOUT_S,
+    stop_grace_s: float = STOP_GRACE_S,
 ) -> type[asyncio.Protocol]:
     """A protocol class for uvicorn.
 
@@ -41,12 +53,17 @@ def bounded_protocol(
         max_connections: beyond it a new connection is answered 503 and closed.
         count: counts what is turned away.
         head_timeout_s: a connection whose request's head is not complete by then is closed, seconds.
+        read_timeout_s: a connection whose client does not read what it was sent in that time is closed,
+            seconds.
+        stop_grace_s: a connection that is still open so long after the server began to stop is closed,
+            seconds.
     """
 
     class BoundedProtocol(HttpToolsProtocol):  # type: ignore[misc]
         """One connection."""
 
         _head_timer: asyncio.TimerHandle | None = None
+        _read_timer: asyncio.TimerHandle | None = None
         _is_in_head = False
         _framing_bytes = _body_bytes = 0
         """Of the request that is being read."""
@@ -115,13 +132,41 @@ def bounded_protocol(
         def connection_lost(self, exc: Exception | None) -> None:
             """Let go."""
             self._stop_head_timer()
+            self._stop_read_timer()
             super().connection_lost(exc)
+
+        def shutdown(self) -> None:
+            """The server stops: close when idle, else let the request end in the time it has for that."""
+            super().shutdown()
+            # Also one that is closing: it waits for its client to read what is left of an answer.
+            self.loop.call_later(stop_grace_s, self.transport.abort)
 
         def send_400_response(self, msg: str) -> None:
             """Answer what is not HTTP, and count it."""
             count(RefuseReason.NOT_HTTP)
             self._stop_head_timer()
             super().send_400_response(msg)
+
+        def pause_writing(self) -> None:
+            """The client does not keep up; nothing more is written before it has."""
+            super().pause_writing()
+            self._stop_read_timer()
+            self._read_timer = self.loop.call_later(read_timeout_s, self._is_not_read)
+
+        def resume_writing(self) -> None:
+            """It has."""
+            self._stop_read_timer()
+            super().resume_writing()
+
+        def _stop_read_timer(self) -> None:
+            if self._read_timer is not None:
+                self._read_timer.cancel()
+                self._read_timer = None
+
+        def _is_not_read(self) -> None:
+            self._read_timer = None
+            count(RefuseReason.SLOW_REQUEST)
+            self.transport.abort()
 
         def _start_head_timer(self) -> None:
             if self._head_timer is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import uvicorn
 from starlette.applications import Starlette
@@ -16,12 +16,17 @@ from moetrace_collectors.access.posture import is_loopback
 from moetrace_collectors.access.scopes import RouteScopes
 from moetrace_collectors.access.tls import ServerTls
 from moetrace_collectors.errors import UsageError
-from moetrace_collectors.receivers.bounded_http import HEAD_TIMEOUT_S, bounded_protocol
+from moetrace_collectors.receivers.bounded_http import (
+    HEAD_TIMEOUT_S,
+    READ_TIMEOUT_S,
+    STOP_GRACE_S,
+    bounded_protocol,
+)
 from moetrace_collectors.receivers.listening import listen
 
 MAX_CONNECTIONS = 1_024
-GRACE_S = 10
-"""How long running requests may take to end when the server stops, seconds."""
+END_S = 5
+"""Beyond STOP_GRACE_S: for requests that were cut off to find their end, seconds."""
 START_TIMEOUT_S = 10.0
 
 
@@ -36,6 +41,8 @@ class HttpServer:
         tls: ServerTls | None = None,
         max_connections: int = MAX_CONNECTIONS,
         head_timeout_s: float = HEAD_TIMEOUT_S,
+        read_timeout_s: float = READ_TIMEOUT_S,
+        stop_grace_s: float = STOP_GRACE_S,
         port_flag: str = "--http-port",
     ) -> None:
         """Bind, so that a taken port is known before anything else is opened.
@@ -50,6 +57,8 @@ class HttpServer:
         self._tls = tls
         self._max_connections = max_connections
         self._head_timeout_s = head_timeout_s
+        self._read_timeout_s = read_timeout_s
+        self._stop_grace_s = stop_grace_s
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -81,7 +90,13 @@ class HttpServer:
         )
         config = uvicorn.Config(
             gate,
-            http=bounded_protocol(self._max_connections, control.count, head_timeout_s=self._head_timeout_s),
+            http=bounded_protocol(
+                self._max_connections,
+                control.count,
+                head_timeout_s=self._head_timeout_s,
+                read_timeout_s=self._read_timeout_s,
+                stop_grace_s=self._stop_grace_s,
+            ),
             ws="none",
             loop="asyncio",
             lifespan="off",
@@ -91,7 +106,7 @@ class HttpServer:
             # Who asks is who connects: a header that anyone may send must not change a client's address.
             proxy_headers=False,
             timeout_keep_alive=30,
-            timeout_graceful_shutdown=GRACE_S,
+            timeout_graceful_shutdown=int(self._stop_grace_s + END_S / 2),
         )
         config.load()
         if self._tls is not None:
@@ -109,11 +124,19 @@ class HttpServer:
         if not server.started:
             raise UsageError("the HTTP server did not start; see the log above")
 
-    def stop(self) -> None:
-        """Refuse new requests, let running ones end, close the socket; harmless where it never started."""
+    def stop(self, *, interrupt: Callable[[], None] = lambda: None) -> None:
+        """Refuse new requests, let running ones end, close the socket; harmless where it never started.
+
+        Args:
+            interrupt: ends what a request that is out of time still waits for.
+        """
         if self._server is not None and self._thread is not None:
             self._server.should_exit = True
-            self._thread.join(GRACE_S + 5)
+            self._thread.join(self._stop_grace_s)
+            if self._thread.is_alive():
+                interrupt()
+                self._thread.join(END_S)
+            self._thread = None
         self._socket.close()
 
 

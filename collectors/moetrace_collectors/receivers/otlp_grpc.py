@@ -36,6 +36,8 @@ MAX_CONCURRENT = 16
 IDLE_CONNECTION_MS = 300_000
 """A connection without a call for so long is closed; a sender opens a new one by itself."""
 MAX_METADATA_BYTES = 16_384
+END_S = 5.0
+"""For calls that are cut off at a stop to find their end, seconds."""
 
 
 class OtlpGrpcReceiver:
@@ -73,8 +75,9 @@ class OtlpGrpcReceiver:
         self._call = threading.local()
         self._max_spans = max_spans
         self._control = control or open_access()
+        self._pool = _CallPool(self._call, on_unread)
         self._server = grpc.server(
-            _CallPool(self._call, on_unread),
+            self._pool,
             interceptors=[_TokenInterceptor(self._control, self._call)],
             options=[
                 # Beyond this gRPC refuses by itself and tells us only that the call has ended, so it lies
@@ -110,7 +113,9 @@ class OtlpGrpcReceiver:
 
     def stop(self, *, grace_s: float) -> None:
         """Refuse new calls, let running ones end within `grace_s` seconds."""
-        self._server.stop(grace_s).wait()
+        # Calls that are cut off end at once; a handler in the middle of its work cannot be.
+        self._server.stop(grace_s).wait(grace_s + END_S)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _export(self, body: bytes, context: grpc.ServicerContext) -> bytes:
         self._call.is_read = True

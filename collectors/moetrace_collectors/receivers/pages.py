@@ -11,6 +11,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Send
+from starlette.types import Scope as AsgiScope
 
 from moetrace_collectors import native_blocks
 from moetrace_collectors.access.scopes import RouteScopes, Scope
@@ -21,6 +23,7 @@ SCOPES: RouteScopes = {"/healthz": None, "/-/reload": Scope.ADMIN}
 """Everything else asks for `read`, with what a later page adds."""
 MAX_QUERY_BYTES = 2**20
 QUERY_BODY_TIMEOUT_S = 10.0
+PIECE_BYTES = 2**20
 _FAILURE = {
     400: QueryFailure.BAD_REQUEST,
     403: QueryFailure.NOT_ALLOWED,
@@ -43,6 +46,24 @@ _TRANSPORT = frozenset(
 )  # fmt: skip
 """Parameters of ClickHouse's HTTP interface that are no settings. Those not read below (user, session, ...)
 are drivers' defaults that change nothing here: the endpoint is one reader without a session."""
+
+
+class ResultResponse(Response):
+    """A result in pieces, each written once the client has read the one before.
+
+    So a client that is merely slow is told from one that reads nothing.
+    """
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        left = memoryview(self.body)
+        while len(left) > PIECE_BYTES:
+            await send({"type": "http.response.body", "body": bytes(left[:PIECE_BYTES]), "more_body": True})
+            left = left[PIECE_BYTES:]
+            # A client that has gone is noticed in between.
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": bytes(left)})
 
 
 class Pages:
@@ -127,7 +148,7 @@ class Pages:
         except ClientDisconnect:
             self._on_query_failed(QueryFailure.NOT_RECEIVED)
             return Response(status_code=499)
-        return Response(
+        return ResultResponse(
             result,
             headers={
                 "Content-Type": "text/plain; charset=utf-8",

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from moetrace_collectors.events import CollectorEvent
 from moetrace_collectors.joiner import size_bytes
 from moetrace_collectors.model import RankStep
-from moetrace_collectors.sinks.base import Sink, StepResult
+from moetrace_collectors.sinks.base import StepResult, Writer
 
 MAX_EVENTS = 10_000
 """Events that make a batch, however small they are: each becomes a row."""
@@ -31,7 +31,7 @@ CHECK_S = 1.0
 """Between looks at whether the thread still lives, while the worker waits for it."""
 
 
-_Give = Callable[[Sink], None]
+_Give = Callable[[Writer], None]
 """Gives one record to a sink."""
 
 
@@ -51,7 +51,7 @@ class BackgroundSink:
 
     def __init__(
         self,
-        sinks: Sequence[Sink],
+        sinks: Sequence[Writer],
         *,
         batch_bytes: int,
         batch_interval_ns: int,
@@ -82,7 +82,7 @@ class BackgroundSink:
         self._gave_up = self._closing = False
         self._threads: tuple[threading.Thread, ...] = ()
 
-    def start(self, write: Callable[[Sink], bool]) -> None:
+    def start(self, write: Callable[[Writer], bool]) -> None:
         """Begin to write.
 
         Args:
@@ -185,11 +185,6 @@ class BackgroundSink:
         for sink in self._sinks:
             sink.abandon()
 
-    def close(self) -> None:
-        """See Sink."""
-        for sink in self._sinks:
-            sink.close()
-
     def _is_working(self) -> bool:
         if self._gave_up:
             return False
@@ -204,7 +199,7 @@ class BackgroundSink:
         if self._oldest_ns is None:
             self._oldest_ns = self._clock_ns()
 
-    def _run(self, sink: Sink, write: Callable[[Sink], bool]) -> None:
+    def _run(self, sink: Writer, write: Callable[[Writer], bool]) -> None:
         while True:
             with self._condition:
                 while not self._waiting and not self._closing:

@@ -28,23 +28,11 @@ class StepResult:
     """Contradictions in the routing that show only over whole groups."""
 
 
-class Sink(Protocol):
-    """One destination."""
+class Writer(Protocol):
+    """What writes to one destination when it is told to."""
 
     name: str
     """Label of moetrace_collector_sink_errors_total."""
-
-    @property
-    def num_waiting_steps(self) -> int:
-        """Joined steps taken and not yet written."""
-
-    @property
-    def num_taken(self) -> int:
-        """Records that it has been given so far: steps, rank steps and events alike."""
-
-    @property
-    def num_written(self) -> int:
-        """How many of those, in the order given, are written, finally refused, or need no writing."""
 
     def take_step(self, result: StepResult) -> None:
         """A step has closed."""
@@ -58,9 +46,6 @@ class Sink(Protocol):
     def take_event(self, event: CollectorEvent) -> None:
         """Something could not be joined or stored as it came."""
 
-    def is_due(self, now_ns: int) -> bool:
-        """Whether enough is buffered, or it has waited long enough, at this monotonic time."""
-
     def flush(self) -> None:
         """Write everything buffered; what was written before an error is not written again.
 
@@ -71,8 +56,24 @@ class Sink(Protocol):
     def abandon(self) -> None:
         """Give up what is buffered, and count it as lost."""
 
-    def close(self) -> None:
-        """Give the destination back; nothing is written any more."""
+
+class Sink(Writer, Protocol):
+    """One destination, as the worker sees it."""
+
+    @property
+    def num_waiting_steps(self) -> int:
+        """Joined steps taken and not yet written."""
+
+    @property
+    def num_taken(self) -> int:
+        """Records that it has been given so far: steps, rank steps and events alike."""
+
+    @property
+    def num_written(self) -> int:
+        """How many of those, in the order given, are written, finally refused, or need no writing."""
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether enough is buffered, or it has waited long enough, at this monotonic time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +93,10 @@ class RetryPolicy:
 
 
 def flush_with_retry(
-    sink: Sink,
+    sink: Writer,
     *,
     policy: RetryPolicy,
-    on_error: Callable[[Sink, SinkError], None],
+    on_error: Callable[[Writer, SinkError], None],
     wait: Callable[[float], bool],
 ) -> bool:
     """Flush until it works.

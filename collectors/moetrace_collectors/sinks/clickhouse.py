@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -67,7 +66,7 @@ def in_pieces(rank_steps: Sequence[RankStep], piece_bytes: int) -> Iterator[Sequ
 
 
 class ClickHouseSink:
-    """Buffers until a batch is full or old enough, then inserts."""
+    """Buffers until it is told to insert. Records are counted as written once all before them are."""
 
     name = "clickhouse"
 
@@ -77,8 +76,6 @@ class ClickHouseSink:
         *,
         database: str,
         batch_bytes: int,
-        batch_interval_ns: int,
-        clock_ns: Callable[[], int],
         on_stored: Callable[[str, int], None],
         on_lost: Callable[[str, int], None],
         on_written: Callable[[Iterable[tuple[str, int]]], None] | None = None,
@@ -90,9 +87,7 @@ class ClickHouseSink:
         Args:
             client: clickhouse-connect client; closed by `close`.
             database: holds the tables.
-            batch_bytes: size of the buffered rank steps that makes a flush due.
-            batch_interval_ns: age of the oldest buffered record that makes a flush due.
-            clock_ns: monotonic clock.
+            batch_bytes: size of the rank steps that are made into rows at once.
             on_stored: told (table, rows) after each insert.
             on_lost: told (table, rows) of rows that the store refuses for good, and (rank_steps, number) or
                 the like of what no rows can be made of.
@@ -106,8 +101,6 @@ class ClickHouseSink:
         self._insert_arrow = insert_arrow or self._insert_through_client
         self._database = database
         self._batch_bytes = batch_bytes
-        self._batch_interval_ns = batch_interval_ns
-        self._clock_ns = clock_ns
         self._on_stored = on_stored
         self._on_lost = on_lost
         self._on_written = on_written
@@ -116,8 +109,6 @@ class ClickHouseSink:
         self._late: list[RankStep] = []
         self._unjoined: list[RankStep] = []
         self._events: list[CollectorEvent] = []
-        self._buffered_bytes = 0
-        self._oldest_ns: int | None = None
         self._pieces: deque[_Piece] = deque()
         self._unwritten: list[TableColumns | TableRows] = []
         self._unwritten_starts: set[tuple[str, int]] = set()
@@ -126,17 +117,17 @@ class ClickHouseSink:
 
     @property
     def num_waiting_steps(self) -> int:
-        """See Sink."""
+        """Joined steps taken and not yet written."""
         return len(self._results) + self._num_unwritten_steps
 
     @property
     def num_taken(self) -> int:
-        """See Sink."""
+        """Records taken so far."""
         return self._num_taken
 
     @property
     def num_written(self) -> int:
-        """See Sink."""
+        """How many of those are written or finally refused."""
         return self._num_written
 
     @property
@@ -144,36 +135,27 @@ class ClickHouseSink:
         return bool(self._unwritten or self._pieces)
 
     def take_step(self, result: StepResult) -> None:
-        """See Sink."""
+        """See Writer."""
         self._results.append(result)
-        self._buffered_bytes += sum(size_bytes(rank_step) for rank_step in result.joined.rank_steps)
-        self._touch()
+        self._num_taken += 1
 
     def take_unjoined(self, rank_step: RankStep) -> None:
-        """See Sink."""
+        """See Writer."""
         self._unjoined.append(rank_step)
-        self._buffered_bytes += size_bytes(rank_step)
-        self._touch()
+        self._num_taken += 1
 
     def take_late(self, rank_step: RankStep) -> None:
-        """See Sink."""
+        """See Writer."""
         self._late.append(rank_step)
-        self._buffered_bytes += size_bytes(rank_step)
-        self._touch()
+        self._num_taken += 1
 
     def take_event(self, event: CollectorEvent) -> None:
-        """See Sink."""
+        """See Writer."""
         self._events.append(event)
-        self._touch()
-
-    def is_due(self, now_ns: int) -> bool:
-        """See Sink."""
-        if self._unfinished or self._buffered_bytes >= self._batch_bytes:
-            return True
-        return self._oldest_ns is not None and now_ns - self._oldest_ns >= self._batch_interval_ns
+        self._num_taken += 1
 
     def flush(self) -> None:
-        """See Sink."""
+        """See Writer."""
         if not self._unfinished:
             self._take_buffer()
         while self._unfinished:
@@ -188,26 +170,20 @@ class ClickHouseSink:
             self._on_written(starts)
 
     def abandon(self) -> None:
-        """See Sink."""
+        """See Writer."""
         self._take_buffer()
         while self._unfinished:
             for rows in self._unwritten:
                 self._on_lost(rows.table, len(rows))
             self._unwritten = []
             if self._pieces:
-                # What no rows can be made of is counted, too.
-                with suppress(SinkError):
+                try:
                     self._render_next()
+                except SinkError as error:
+                    # What no rows can be made of is counted, too; nobody tries again.
+                    if error.retryable:
+                        self._give_up(self._pieces.popleft())
         self._all_planned_is_written()
-
-    def close(self) -> None:
-        """See Sink."""
-        self._client.close()
-
-    def _touch(self) -> None:
-        self._num_taken += 1
-        if self._oldest_ns is None:
-            self._oldest_ns = self._clock_ns()
 
     def _all_planned_is_written(self) -> None:
         self._num_written, self._num_unwritten_steps = self._num_planned, 0
@@ -232,22 +208,29 @@ class ClickHouseSink:
         self._num_unwritten_steps += len(results)
         self._num_planned = self._num_taken
         self._results, self._late, self._unjoined, self._events = [], [], [], []
-        self._buffered_bytes = 0
-        self._oldest_ns = None
 
     def _render_next(self) -> None:
-        piece = self._pieces.popleft()
+        piece = self._pieces[0]
         try:
             self._unwritten = [rows for rows in piece.render() if len(rows)]
+        except MemoryError as error:
+            # Others hold it now: queries, merges, requests. Kept, while senders are told to come back.
+            raise SinkError(
+                f"{piece.table}: no memory to make rows of {piece.number} records", retryable=True
+            ) from error
         except Exception as error:
             # A fault of ours, which the same records would meet again, also when the log replays them: they
             # must not hold up what is behind them. Counted, and said where every failed write is.
-            self._on_lost(piece.table, piece.number)
+            self._give_up(self._pieces.popleft())
             raise SinkError(
                 f"{piece.table}: no rows can be made of {piece.number} records: "
                 f"{type(error).__name__}: {first_line(error)}",
                 retryable=False,
             ) from error
+        self._pieces.popleft()
+
+    def _give_up(self, piece: _Piece) -> None:
+        self._on_lost(piece.table, piece.number)
 
     def _insert(self, rows: TableColumns | TableRows) -> None:
         try:
@@ -269,7 +252,8 @@ class ClickHouseSink:
                 # The same rows would be refused for ever and hold up everything behind them.
                 self._unwritten.pop(0)
                 self._on_lost(rows.table, len(rows))
-            raise SinkError(f"{rows.table}: {first_line(error)}", retryable=retryable) from error
+            reason = "no memory to insert" if isinstance(error, MemoryError) else first_line(error)
+            raise SinkError(f"{rows.table}: {reason}", retryable=retryable) from error
         self._on_stored(rows.table, len(rows))
 
     def _insert_through_client(self, table: str, arrow: Any) -> None:

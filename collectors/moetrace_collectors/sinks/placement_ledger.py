@@ -176,9 +176,6 @@ class LedgerSink:
         while self._waiting:
             self._lose()
 
-    def close(self) -> None:
-        """See Sink."""
-
     def mapping(self, run_id: str, version: int) -> tuple[PlacementMap, CountIds] | None:
         """A mapping that the ledger holds from before this process began; None where it has none.
 

@@ -133,9 +133,6 @@ class PrometheusSink:
     def abandon(self) -> None:
         """See Sink."""
 
-    def close(self) -> None:
-        """See Sink."""
-
     def _keep_run(self, run_id: str) -> None:
         if run_id in self._runs:
             self._runs.move_to_end(run_id)

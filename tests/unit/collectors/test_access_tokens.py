@@ -62,6 +62,8 @@ def test_tokens_of_the_environment_join_those_of_the_file(tmp_path: Path) -> Non
         (f"ra/nks ingest {INGEST}", "line 1: the name is up to 64 of"),
         ("ranks ingest secretsecret", "line 1: the token of ranks is not 24 to 512 of"),
         ("ranks ingest " + 'secret"' * 5, "line 1: the token of ranks is not 24 to 512 of"),
+        (f"{INGEST} ingest ranks", "line 1: the token of this line is not 24 to 512 of"),
+        (f"{INGEST} ranks ingest", "line 1: unknown scope of this line"),
         (f"a ingest {INGEST}\na read {READ}", "two tokens are called a"),
         (f"a ingest {INGEST}\nb read {INGEST}", "one token stands there twice"),
         ("\n".join(f"n{i} read {i:032d}" for i in range(257)), "257 tokens, at most 256"),

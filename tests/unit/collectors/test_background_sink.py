@@ -11,7 +11,7 @@ from moetrace_collectors.events import CollectorEvent, EventKind
 from moetrace_collectors.joiner import size_bytes
 from moetrace_collectors.model import RankStep
 from moetrace_collectors.sinks.background import MAX_EVENTS, BackgroundSink
-from moetrace_collectors.sinks.base import Sink, StepResult
+from moetrace_collectors.sinks.base import StepResult, Writer
 from moetrace_collectors.testing import SyntheticRun
 
 RUN = SyntheticRun(run_id="r", world_size=2, num_layers=1)
@@ -23,7 +23,6 @@ class Store:
     """The sink within: writes what it was given once the test lets it."""
 
     name = "store"
-    num_waiting_steps = num_taken = num_written = 0
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
@@ -49,10 +48,6 @@ class Store:
         """Keep."""
         self._given.append(event.detail)
 
-    def is_due(self, now_ns: int) -> bool:
-        """Not asked."""
-        raise AssertionError
-
     def flush(self) -> None:
         """Write, once the test says so."""
         self.began.release()
@@ -64,10 +59,7 @@ class Store:
         """Remember."""
         self.abandoned += self._given
 
-    def close(self) -> None:
-        """Nothing."""
-
-    def write(self, sink: Sink) -> bool:
+    def write(self, sink: Writer) -> bool:
         """As the worker writes."""
         sink.flush()
         return self.works
@@ -222,7 +214,7 @@ def test_a_fault_in_the_thread_reaches_the_worker(
     """It would otherwise buffer for ever and say that it is well."""
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
 
-    def fail(_: Sink) -> bool:
+    def fail(_: Writer) -> bool:
         raise ZeroDivisionError
 
     sink = BackgroundSink([store], batch_bytes=BATCH_BYTES, batch_interval_ns=1_000, clock_ns=clock)
@@ -244,7 +236,7 @@ class Two:
             self.stores, batch_bytes=BATCH_BYTES, batch_interval_ns=1_000, clock_ns=clock
         )
 
-    def write(self, sink: Sink) -> bool:
+    def write(self, sink: Writer) -> bool:
         """As the worker writes."""
         sink.flush()
         return next(store for store in self.stores if store is sink).works

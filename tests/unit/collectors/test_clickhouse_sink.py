@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+import pyarrow
 import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError, DataError, OperationalError
 
@@ -13,8 +14,10 @@ from moetrace_collectors.errors import SinkError
 from moetrace_collectors.events import CollectorEvent, EventKind
 from moetrace_collectors.joiner import size_bytes
 from moetrace_collectors.model import JoinedStep, StepVerdict
+from moetrace_collectors.sinks import clickhouse
 from moetrace_collectors.sinks.base import RetryPolicy, StepResult, flush_with_retry
 from moetrace_collectors.sinks.clickhouse import ClickHouseSink
+from moetrace_collectors.sinks.clickhouse_rows import TableRows, verdict_rows
 from moetrace_collectors.testing import SyntheticRun
 from moetrace_collectors.verdict.engine import VerdictEngine
 from moetrace_schemas.enums import ClosedBy
@@ -66,8 +69,6 @@ def make_sink(client: FakeClient, books: Books, *, batch_bytes: int = 10**9) -> 
         client,
         database="moetrace",
         batch_bytes=batch_bytes,
-        batch_interval_ns=100,
-        clock_ns=lambda: books.now_ns,
         on_stored=lambda table, rows: books.stored.append((table, rows)),
         on_lost=lambda table, rows: books.lost.append((table, rows)),
         on_written=lambda starts: books.written.append(set(starts)),
@@ -115,19 +116,6 @@ def test_late_rank_steps_are_stored_as_late() -> None:
     assert [table for table, _ in client.tables] == TABLES[:4]
 
 
-def test_a_flush_is_due_when_full_or_old() -> None:
-    """A batch is written when it is large enough or its oldest record has waited long enough."""
-    books = Books()
-    sink = make_sink(FakeClient(), books)
-    assert not sink.is_due(10**9)
-    sink.take_step(result())
-    assert not sink.is_due(99)
-    assert sink.is_due(100)
-    full = make_sink(FakeClient(), books, batch_bytes=10)
-    full.take_step(result())
-    assert full.is_due(0)
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -145,7 +133,6 @@ def test_after_a_passing_error_only_the_rest_is_written(error: Exception) -> Non
     with pytest.raises(SinkError) as failure:
         sink.flush()
     assert failure.value.retryable
-    assert sink.is_due(0)
     assert sink.num_waiting_steps == 1
     sink.flush()
     assert [table for table, _ in client.tables] == TABLES
@@ -312,6 +299,72 @@ def test_records_that_no_rows_can_be_made_of_hold_up_nothing() -> None:
     sink.take_step(bad)
     sink.abandon()
     assert books.lost[1:] == [*client.tables[:4], ("step_verdicts", 1)]
+
+
+@dataclass
+class Scarce:
+    """Memory that is there again after some attempts."""
+
+    failures: int
+    attempts: int = 0
+
+    def verdict_rows(self, results: Sequence[StepResult]) -> Sequence[TableRows]:
+        """As the sink's own, once there is memory."""
+        self.attempts += 1
+        if self.attempts <= self.failures:
+            raise MemoryError
+        return verdict_rows(results)
+
+
+def test_rows_that_no_memory_was_left_for_are_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others hold the memory now: the piece is kept, tried again with back-pressure, and written once."""
+    client, books, scarce = FakeClient(), Books(), Scarce(failures=3)
+    monkeypatch.setattr(clickhouse, "verdict_rows", scarce.verdict_rows)
+    sink = make_sink(client, books)
+    sink.take_step(result())
+    sink.take_event(EVENT)
+    said: list[str] = []
+    waited: list[float] = []
+
+    def wait(delay: float) -> bool:
+        waited.append(delay)
+        return True
+
+    assert flush_with_retry(
+        sink, policy=RetryPolicy(), on_error=lambda _, error: said.append(str(error)), wait=wait
+    )
+    assert said == ["step_verdicts: no memory to make rows of 1 records"] * 3
+    assert len(waited) == 3
+    assert books.lost == []
+    assert [table for table, _ in client.tables] == [*TABLES, "collector_events"]
+    assert sink.num_written == sink.num_taken == 2
+
+
+def test_an_insert_that_no_memory_was_left_for_is_tried_again() -> None:
+    """Arrow's error is a MemoryError, too; no row is lost or written twice."""
+    client, books = FakeClient(errors=[None, MemoryError(), pyarrow.lib.ArrowMemoryError("4 GiB")]), Books()
+    sink = make_sink(client, books)
+    sink.take_step(result())
+    said: list[str] = []
+    assert flush_with_retry(
+        sink, policy=RetryPolicy(), on_error=lambda _, error: said.append(str(error)), wait=lambda delay: True
+    )
+    assert said == ["expert_loads: no memory to insert"] * 2
+    assert (books.lost, [table for table, _ in client.tables]) == ([], TABLES)
+    assert books.stored == client.tables
+
+
+def test_abandoning_ends_where_there_is_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be tried again is counted instead: the stop is out of time."""
+    client, books, scarce = FakeClient(), Books(), Scarce(failures=10**9)
+    monkeypatch.setattr(clickhouse, "verdict_rows", scarce.verdict_rows)
+    sink = make_sink(client, books)
+    sink.take_step(result())
+    sink.take_event(EVENT)
+    sink.abandon()
+    assert [table for table, _ in books.lost] == [*TABLES[:4], "step_verdicts", "collector_events"]
+    assert sink.num_written == sink.num_taken == 2
+    assert client.tables == []
 
 
 def test_an_error_of_the_driver_itself_is_final() -> None:

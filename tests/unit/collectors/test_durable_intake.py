@@ -107,9 +107,6 @@ class Sink:
         """Never with a log."""
         raise AssertionError("rows given up although they are in the log")
 
-    def close(self) -> None:
-        """Nothing."""
-
 
 @dataclass
 class LaggingSink(Sink):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetrace_collectors.ledger.chain import FaultKind, LedgerRow, append, hash_row, verify
+from moetrace_collectors.ledger.chain import Fault, FaultKind, LedgerRow, append, hash_row, link, verify_links
 
 COLUMNS = {
     "time_unix_ms": 7,
@@ -29,6 +29,11 @@ COLUMNS = {
     "previous_hash": "a" * 64,
     "row_hash": "b" * 64,
 }
+
+
+def verify(rows: list[LedgerRow], *, expected_head: str | None = None) -> tuple[Fault, ...]:
+    """Faults of rows that are whole in memory."""
+    return verify_links([link(row) for row in rows], expected_head=expected_head)
 
 
 def chain(length: int) -> list[LedgerRow]:

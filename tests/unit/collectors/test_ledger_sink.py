@@ -9,7 +9,7 @@ import pytest
 
 from ledger_builders import EVEN, SWAPPED, MemoryLedger, report
 from moetrace_collectors.errors import SinkError
-from moetrace_collectors.ledger.chain import LedgerRow, verify
+from moetrace_collectors.ledger.chain import LedgerRow, link, verify_links
 from moetrace_collectors.model import JoinedStep, PlacementReport, StepVerdict
 from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks import placement_ledger
@@ -138,7 +138,7 @@ def test_while_the_store_is_away_everything_waits_in_order(setting: Setting, err
         assert caught.value.retryable
     setting.sink.flush()
     assert [row.version for row in setting.store.rows] == [1, 2]
-    assert verify(setting.store.rows) == ()
+    assert verify_links(map(link, setting.store.rows)) == ()
     assert setting.lost == []
 
 

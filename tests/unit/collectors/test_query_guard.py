@@ -69,6 +69,8 @@ def test_other_statements_are_refused(sql: str) -> None:
         "DESCRIBE url('http://127.0.0.1/x', 'auto')",
         "DESC file('/etc/passwd')",
         "SELECT * FROM eval('SELECT 1')",
+        "SELECT * FROM Python(settings)",
+        "SELECT * FROM system.stack_trace",
         "SELECT 'unterminated",
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -90,9 +91,6 @@ class FakeSink:
         """Remember."""
         self.abandoned = True
 
-    def close(self) -> None:
-        """Nothing."""
-
 
 class BrokenJudge:
     """A verdict engine with a fault."""
@@ -122,7 +120,9 @@ class Rig:
         self.letter.close()
 
 
-def rig(tmp_path: Path, *, sink: FakeSink | None = None, judge: object = None) -> Rig:
+def rig(
+    tmp_path: Path, *, sink: FakeSink | None = None, judge: object = None, shutdown_timeout_s: float = 30
+) -> Rig:
     """Wire a worker to fakes."""
     clock, sink = FakeClock(), sink or FakeSink()
     intake = Intake(max_requests=100, max_bytes=10**9, clock_ns=clock.monotonic_ns)
@@ -144,7 +144,7 @@ def rig(tmp_path: Path, *, sink: FakeSink | None = None, judge: object = None) -
         metrics=SelfMetrics(SeriesBook()),
         clocks=Clocks(monotonic_ns=clock.monotonic_ns, unix_ns=lambda: 5_000_000, sleep=clock.sleep),
         retry=RetryPolicy(),
-        shutdown_timeout_s=30,
+        shutdown_timeout_s=shutdown_timeout_s,
         on_runs=note,
     )
     return Rig(worker, intake, sink, clock, runs, path, letter, joiner)
@@ -171,6 +171,33 @@ def test_stopping_joins_and_writes_what_was_acknowledged(tmp_path: Path) -> None
     assert kinds(parts.sink) == [EventKind.STARTED, EventKind.PARTIAL, EventKind.STOPPED]
     assert parts.sink.events[1].detail == "missing ranks: 1"
     assert parts.runs == [("r",)]
+
+
+def test_a_store_that_hangs_does_not_hold_up_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that neither works nor fails is left alone at the deadline, and the stop says so."""
+    monkeypatch.setattr("moetrace_collectors.worker.STUCK_S", 0.0)
+    hanging, let_go = threading.Event(), threading.Event()
+
+    class Hanging(FakeSink):
+        def flush(self) -> None:
+            hanging.set()
+            assert let_go.wait(30)
+            super().flush()
+
+    parts = rig(tmp_path, sink=Hanging(), shutdown_timeout_s=0.05)
+    parts.intake.offer(RUN.step(0), (), size_bytes=1)
+    parts.worker.start()
+    parts.worker.stop()
+    assert hanging.wait(30)
+    assert parts.worker.is_stuck
+    let_go.set()
+    for _ in range(3_000):
+        if not parts.worker.is_stuck:
+            break
+        threading.Event().wait(0.01)
+    assert not parts.worker.is_stuck
+    assert parts.sink.flushes == 1
+    parts.letter.close()
 
 
 def test_a_backlog_does_not_make_ranks_late(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 -- param rank = 0
 -- param minutes = 60
 -- Of the run's last minutes.
+-- Steps: all of that time, warm-up left out.
 WITH places AS
 (
     SELECT ep_group, ep_rank, any(rank) AS rank
@@ -15,7 +16,8 @@ SELECT phase, ep_group, late.rank AS waited_for_rank, sum(cycles) AS waited_cycl
        round(sum(cycles) / sum(sum(cycles)) OVER (PARTITION BY phase, ep_group), 4) AS part,
        round(sum(cycles) / nullIf(avg(sum(cycles)) OVER (PARTITION BY phase, ep_group), 0), 3) AS over_mean,
        uniqExact(step) AS steps
-FROM (SELECT * FROM rank_waits FINAL WHERE run_id = {run:String} AND step_time > (SELECT max(last_step_time) FROM v_runs WHERE run_id = {run:String}) - INTERVAL {minutes:UInt32} MINUTE) AS waits
+FROM (SELECT * FROM rank_waits FINAL WHERE run_id = {run:String} AND step_time > (SELECT max(last_step_time) FROM v_runs WHERE run_id = {run:String}) - INTERVAL {minutes:UInt32} MINUTE
+      AND step NOT IN (SELECT step FROM step_verdicts FINAL WHERE run_id = {run:String} AND warmup = 1)) AS waits
 INNER JOIN places AS waiting ON waiting.ep_group = waits.ep_group AND waiting.ep_rank = waits.ep_rank
 INNER JOIN places AS late ON late.ep_group = waits.ep_group AND late.ep_rank = waits.waited_for
 WHERE waiting.rank = {rank:UInt32} AND waits.waited_for != waits.ep_rank
