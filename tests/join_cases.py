@@ -182,13 +182,13 @@ def unfolded(case: Case) -> Any:
 
 
 def rolled_up(case: Case) -> Any:
-    """A rank that waited for the store longer than roll-ups look back comes behind the verdict."""
+    """Rows that waited for the store longer than roll-ups look back; a rank's come behind the verdict."""
     now_ns = time.time_ns() - HOUR_MS * 1_000_000
     ranks = [replace(one, start_unix_ns=now_ns) for one in RUN.step(0)]
     join = case.join(timeout_s=0.0)
     roll_up = RollUp(case.client, RollUpSettings(database=case.database, settle_s=0.0))
     counted = "SELECT rank_steps FROM rolled_up_minutes FINAL"
-    case.store(ranks[:1])
+    case.store(ranks[:1], waited_ms=HOUR_MS)
     turns, minutes = [join.turn()], []
     roll_up.turn(everything=True)
     minutes.append(case.rows(counted))
