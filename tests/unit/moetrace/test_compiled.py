@@ -298,8 +298,9 @@ def test_inductor_keeps_marks_in_order_and_the_work_between_them(record: Make) -
 
 
 @NEEDS_COMPILER
-def test_work_before_a_phase_stays_before_it(record: Make) -> None:
-    """A mark that reads nothing comes behind kernels that are written late, too."""
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed sizes", "free sizes"])
+def test_work_before_a_phase_stays_before_it(record: Make, dynamic: bool) -> None:
+    """A mark that reads nothing comes behind kernels that are written late, too; sizes may be inputs."""
     from torch._inductor.utils import run_and_get_code
 
     recording = record(clock=HostClock(Ticks().now_ns))
@@ -310,7 +311,8 @@ def test_work_before_a_phase_stays_before_it(record: Make) -> None:
             return scaled @ torch.ones(32, 8)
 
     with torch.no_grad():
-        _, (code,) = run_and_get_code(torch.compile(body, fullgraph=True), torch.randn(4, 32))
+        run: Any = torch.compile(body, fullgraph=True, dynamic=dynamic, options={"fx_graph_cache": False})
+        _, (code,) = run_and_get_code(run, torch.randn(4, 32))
     lines = [line.strip() for line in code.partition("def call(")[2].splitlines()]
     kernels = [at for at, line in enumerate(lines) if line.startswith("cpp_fused")]
     (begin,) = [at for at, line in enumerate(lines) if line.startswith("moetrace_begin(")]

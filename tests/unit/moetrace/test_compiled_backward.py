@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from compiled_models import Block, Decoder, Ticks, equal, train
-from moetrace.instrument import graph_backward, graph_recompute
+from moetrace.instrument import graph_backward, graph_calls, graph_recompute
 from moetrace.record.sites import Role
 from moetrace.timing.clock import HostClock
 from moetrace_schemas.columns import RowFlag
@@ -342,6 +342,35 @@ def test_what_is_recomputed_in_a_compiled_graph_lies_between_its_marks(record: M
         Phase.ROUTER
     }
     assert {sites[inside[name]].role for name in of_forward & of_backward if "bmm" in name} == {Role.EXPERTS}
+
+
+@NEEDS_COMPILER
+def test_every_mark_of_recompute_is_in_order_in_a_graph_with_free_sizes_too(
+    record: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second number of tokens makes sizes inputs of the graph: they have no device, and cost no mark its place."""
+    lowered: list[str] = []
+    ordered: list[str] = []
+    lower, keep_order = graph_calls._lowered, graph_calls._keep_order
+
+    def note_lowered(op: Any, args: Any) -> Any:
+        lowered.append(str(op))
+        return lower(op, args)
+
+    def note_ordered(graph: Any) -> None:
+        keep_order(graph)
+        ordered.append(lowered[-1])
+
+    monkeypatch.setattr(graph_calls, "_lowered", note_lowered)
+    monkeypatch.setattr(graph_calls, "_keep_order", note_ordered)
+    model = Checkpointed()
+    recording = record(clock=HostClock(Ticks().now_ns))
+    recording.tracer.instrument(model)
+    run: Any = torch.compile(model, fullgraph=True, options={"fx_graph_cache": False})
+    for tokens in (6, 9):
+        run(torch.randn(tokens, 8, requires_grad=True)).square().sum().backward()
+    assert lowered.count("moetrace.recompute_begin.default") > 4
+    assert ordered == lowered
 
 
 @pytest.mark.parametrize("broken", ["label_calls", "_mark_stretch", "_count_again"])
