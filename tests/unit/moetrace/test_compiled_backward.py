@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -233,6 +234,43 @@ def test_a_forward_on_another_thread_has_its_backward_in_the_step(record: Make) 
     ]
 
 
+@pytest.mark.parametrize("other_thread", [False, True], ids=["own thread", "another thread"])
+def test_a_forward_without_gradients_takes_no_older_backward_into_its_step(
+    record: Make, other_thread: bool
+) -> None:
+    """A graph that makes no autograd node: the last one that was made is that of an earlier step's graph."""
+    model = Decoder()
+    recording = record(clock=HostClock(Ticks().now_ns))
+    recording.tracer.instrument(model)
+    run: Any = torch.compile(model, backend="aot_eager", fullgraph=True)
+
+    def infer() -> None:
+        with torch.no_grad():
+            run(torch.randn(6, 8))
+
+    infer()
+    for _ in range(3):
+        train(run, model.parameters())
+    with ThreadPoolExecutor(1) as pool:
+
+        def call(function: Any, *args: Any) -> Any:
+            return pool.submit(function, *args).result() if other_thread else function(*args)
+
+        with recording.tracer.step():
+            output = call(run, torch.randn(6, 8, requires_grad=True))
+        with recording.tracer.step():
+            call(infer)
+            output.backward(torch.ones_like(output))
+        with recording.tracer.step():
+            output = call(run, torch.randn(6, 8, requires_grad=True))
+            call(infer)
+            output.backward(torch.ones_like(output))
+    once = [(layer, phase) for layer in (1, 0) for phase in (Phase.FUSED, Phase.ROUTER)]
+    shown = [phases(step, Direction.BACKWARD) for step in recording.records()[-3:]]
+    assert shown == [[], [], once]
+    assert recording.tracer.guard.errors == {}
+
+
 @pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
 def test_a_checkpoint_around_a_compiled_block_is_recompute_and_counted_once(
     record: Make, reentrant: bool
@@ -348,7 +386,7 @@ def test_what_is_recomputed_in_a_compiled_graph_lies_between_its_marks(record: M
 def test_every_mark_of_recompute_is_in_order_in_a_graph_with_free_sizes_too(
     record: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second number of tokens makes sizes inputs of the graph: they have no device, and cost no mark its place."""
+    """A second number of tokens makes sizes inputs of the graph: they have no device."""
     lowered: list[str] = []
     ordered: list[str] = []
     lower, keep_order = graph_calls._lowered, graph_calls._keep_order
