@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from compiled_models import Decoder, Router, Ticks, equal, train
-from moetrace.instrument import graph_calls
+from moetrace.instrument import graph_calls, torch_state
 from moetrace.instrument.recorders import key_of
 from moetrace.instrument.torch_state import TorchState
 from moetrace.record.sites import Role, Site
@@ -468,6 +469,58 @@ with tracer.step():
 assert len(tracer.sites.sites) == 1
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def _waiting_states(monkeypatch: pytest.MonkeyPatch, learn: Callable[[Any], None]) -> list[Any]:
+    """Three states as they are made before torch is there, which learn like this."""
+    states: list[Any] = [object.__new__(TorchState) for _ in range(3)]
+    monkeypatch.setattr(torch_state, "_waiting", list(states))
+    monkeypatch.setattr(TorchState, "learn", learn)
+    return states
+
+
+def test_two_threads_that_see_torch_first_share_what_is_to_be_learned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One comes while the other is in the middle of it: each wrapper learns once, and neither fails."""
+    learned: list[Any] = []
+    errors: list[Exception] = []
+
+    def go() -> None:
+        try:
+            torch_state.learn_torch()
+        except Exception as error:  # noqa: BLE001 - asserted on below
+            errors.append(error)
+
+    def learn(state: Any) -> None:
+        learned.append(state)
+        if len(learned) == 1:
+            other = threading.Thread(target=go)
+            other.start()
+            other.join()
+
+    states = _waiting_states(monkeypatch, learn)
+    go()
+    assert errors == []
+    assert learned == states[::-1]
+
+
+def test_a_wrapper_that_could_not_learn_torch_learns_it_at_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What failed is tried again, with those that wait behind it."""
+    tried: list[Any] = []
+
+    def learn(state: Any) -> None:
+        tried.append(state)
+        if len(tried) == 1:
+            raise RuntimeError("not now")
+
+    states = _waiting_states(monkeypatch, learn)
+    with pytest.raises(RuntimeError, match="not now"):
+        torch_state.learn_torch()
+    torch_state.learn_torch()
+    assert tried == [states[-1], *states[::-1]]
 
 
 class Pair(Decoder):
