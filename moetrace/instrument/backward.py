@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _next_node: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
 """The number that the next autograd node of this thread gets."""
+_current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
+"""The autograd node that runs on this thread, if any."""
 _DEPTH = 3
 """How deep containers of arguments and results are searched for tensors."""
 
@@ -146,7 +148,7 @@ class BackwardMarks:
 
     def is_of_this_step(self) -> bool:
         """Whether the compiled graph whose backward is running had its forward in this step."""
-        node = torch._C._current_autograd_node()
+        node = _current_node()
         if node is None:
             return True
         number = node._sequence_nr()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -409,8 +411,6 @@ def test_reduce_overhead_is_recorded_like_the_default(record: Make) -> None:
     [
         "compiler.is_exporting",
         "_C._AutoDispatchBelowAutograd",
-        "_C._autograd._get_sequence_nr",
-        "_C._current_autograd_node",
         "_C._get_dispatch_mode",
         "_C._len_torch_dispatch_stack",
         "_C._TorchDispatchModeKey",
@@ -438,6 +438,61 @@ with tracer.step():
 assert tracer.guard.errors == {{}}
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("name", ["_C._autograd._get_sequence_nr", "_C._current_autograd_node"])
+def test_a_torch_that_does_not_number_its_nodes_takes_marks_of_the_forward(name: str) -> None:
+    """No backward in compiled graphs, and the rest as ever; a checkpoint around a block counts once."""
+    owner, _, attribute = f"torch.{name}".rpartition(".")
+    program = f"""
+import torch
+kept = {owner}.{attribute}
+del {owner}.{attribute}
+from moetrace.instrument import backward, compiled
+assert compiled.AVAILABLE
+# This torch needs it itself.
+{owner}.{attribute} = kept
+import moetrace
+from moetrace.context import RankContext
+from moetrace.config import Config
+from moetrace.testing import MemoryEmitter
+from moetrace.timing.clock import HostClock
+from moetrace.tracer import Tracer
+from compiled_models import Decoder, train
+context = RankContext(
+    run_id="r", rank=0, world_size=1, ep_rank=0, ep_size=1, ep_group=0, host_name="h"
+)
+emitter = MemoryEmitter()
+tracer = Tracer(Config.load(dict(run_id="r", endpoint=""), {{}}), context, [emitter], HostClock())
+model = Decoder()
+tracer.instrument(model)
+for layer in model.layers:
+    layer.compile(backend="aot_eager", fullgraph=True)
+def run(tokens):
+    for layer in model.layers:
+        tokens = tokens + torch.utils.checkpoint.checkpoint(layer, tokens, use_reentrant=False)
+    return tokens
+for _ in range(2):
+    with tracer.step():
+        train(run, model.layers.parameters())
+assert tracer.guard.errors == {{}}, tracer.guard.errors
+tracer.shutdown()
+step = emitter.records[-1]
+def seen(direction, flags):
+    rows = [row for row in step.phases if row.direction == direction and bool(row.flags) is flags]
+    return [(row.layer, str(row.phase)) for row in rows if row.phase in ("router", "fused")]
+forward = [(layer, phase) for layer in (0, 1) for phase in ("router", "fused")]
+assert seen("forward", False) == forward, step.phases
+assert seen("backward", False) == [], step.phases
+assert set(seen("backward", True)) == set(forward), step.phases
+totals = {{str(row.kind): 0 for row in step.experts}}
+for row in step.experts:
+    totals[str(row.kind)] += sum(row.counts)
+assert (totals["routed"], totals["recompute"]) == (24, 24), totals
+"""
+    folder = Path(sys.modules["compiled_models"].__file__ or "").parent
+    path = os.pathsep.join((str(folder), *sys.path))
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": path})
 
 
 def test_an_older_torch_says_by_its_older_name_what_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -363,6 +363,7 @@ def test_what_is_recomputed_in_a_compiled_graph_lies_between_its_marks(record: M
     opened: list[int] = []
     inside: dict[str, int] = {}
     for node in backward.graph.nodes:
+        assert node.op == "output" or "val" in node.meta
         if node.target is torch.ops.moetrace.recompute_begin.default:
             opened.append(node.args[-1])
         elif node.target is torch.ops.moetrace.recompute_end.default:
@@ -409,6 +410,29 @@ def test_every_mark_of_recompute_is_in_order_in_a_graph_with_free_sizes_too(
         run(torch.randn(tokens, 8, requires_grad=True)).square().sum().backward()
     assert lowered.count("moetrace.recompute_begin.default") > 4
     assert ordered == lowered
+
+
+@pytest.mark.parametrize("comes_first", [True, False])
+def test_pairs_are_counted_again_where_their_number_is_known_by_then(comes_first: bool) -> None:
+    """A size that the graph makes later cannot be read: no count then, and the graph is valid."""
+    graph = torch.fx.Graph()
+    mask = graph.placeholder("mask")
+    size = torch.ops.aten.sym_size.int
+    if comes_first:
+        pairs = graph.call_function(size, (mask, 0))
+    counted = graph.call_function(torch.ops.aten.relu.default, (mask,))
+    if not comes_first:
+        pairs = graph.call_function(size, (mask, 0))
+    graph.output((counted, pairs))
+    counted.meta |= {
+        graph_recompute.CALLS: ((1, 0),),
+        graph_recompute.COUNTS: (("count_mask", 1, 0, (pairs.name,)),),
+        "recompute": True,
+    }
+    graph_recompute.mark_recompute(torch.fx.GraphModule({}, graph))
+    graph.lint()
+    counts = [node for node in graph.nodes if node.target is torch.ops.moetrace.count_mask.default]
+    assert [node.args for node in counts] == ([(counted, 1, 0, pairs)] if comes_first else [])
 
 
 @pytest.mark.parametrize("broken", ["label_calls", "_mark_stretch", "_count_again"])
