@@ -135,6 +135,12 @@ def raw_insert(directory: Path, steps: tuple[RankStep, ...], num_steps: int, *, 
 
     def insert(tables: list[TableColumns | TableRows]) -> None:
         lane = lanes.get()
+        try:
+            insert_into(lane, tables)
+        finally:
+            lanes.put(lane)
+
+    def insert_into(lane: EmbeddedInsert, tables: list[TableColumns | TableRows]) -> None:
         for table in tables:
             if isinstance(table, TableColumns) and from_memory:
                 lane(table.table, table.arrow)
@@ -145,7 +151,6 @@ def raw_insert(directory: Path, steps: tuple[RankStep, ...], num_steps: int, *, 
                     table.table, list(table.columns), column_names=list(table.names), database="moetrace",
                     column_oriented=True, settings=INSERT_SETTINGS,
                 )  # fmt: skip
-        lanes.put(lane)
 
     batches = []
     for first in range(0, num_steps, BATCH_STEPS):

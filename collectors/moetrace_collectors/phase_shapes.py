@@ -19,6 +19,8 @@ from moetrace_collectors.model import IntArray
 MAX_CACHED_ROWS = 262_144
 """Some 20 MB. A model of 60 layers has 600 rows a step, so hundreds of shapes: one per number of microbatches
 or kind of step."""
+SHAPE_ROWS = 32
+"""What a shape without rows takes, in rows: eight arrays and a place to find them."""
 
 Shape = Mapping[str, IntArray]
 """Columns by name; read-only arrays."""
@@ -31,7 +33,8 @@ class PhaseShapes:
         """Remember nothing yet.
 
         Args:
-            max_rows: of all shapes that are kept; a larger one is not kept at all.
+            max_rows: size of all shapes that are kept, `SHAPE_ROWS` for each on top of its rows; a larger
+                one is not kept at all.
         """
         self._max_rows = max_rows
         self._shapes: OrderedDict[bytes, Shape] = OrderedDict()
@@ -40,7 +43,7 @@ class PhaseShapes:
 
     @property
     def num_rows(self) -> int:
-        """Rows of what is kept."""
+        """Size of what is kept, in rows."""
         return self._num_rows
 
     def find(self, block: bytes) -> Shape | None:
@@ -57,7 +60,7 @@ class PhaseShapes:
         Returns:
             The one to use: another thread may have been first.
         """
-        num_rows = len(shape["layer"])
+        num_rows = _size(shape)
         for column in shape.values():
             column.flags.writeable = False
         if num_rows > self._max_rows:
@@ -69,5 +72,9 @@ class PhaseShapes:
             self._num_rows += num_rows
             while self._num_rows > self._max_rows:
                 _, oldest = self._shapes.popitem(last=False)
-                self._num_rows -= len(oldest["layer"])
+                self._num_rows -= _size(oldest)
         return shape
+
+
+def _size(shape: Shape) -> int:
+    return SHAPE_ROWS + len(shape["layer"])

@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from moetrace_schemas.enums import RefuseReason
 
@@ -32,6 +32,8 @@ MAX_HEAD_BYTES = 64 * 1024
 """Of a request's line and headers. With the longest URL that a query comes in."""
 FRAMING_PER_BODY_BYTE = 16
 """A chunk of one byte takes six; what is beyond is chunk extensions and trailers, which nobody needs."""
+MAX_PIPELINED = 16
+"""Requests of one connection that wait for the answers before theirs. uvicorn would take as many as come."""
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Type: text/plain; charset=utf-8\r\nContent-Length: 36\r\n\r\n"
@@ -64,9 +66,13 @@ def bounded_protocol(
 
         _head_timer: asyncio.TimerHandle | None = None
         _read_timer: asyncio.TimerHandle | None = None
-        _is_in_head = False
-        _framing_bytes = _body_bytes = 0
-        """Of the request that is being read."""
+        _is_in_head = _is_in_body = False
+        timeout_keep_alive_task: asyncio.TimerHandle | None
+        _answering: RequestResponseCycle | None = None
+        """What runs; requests behind it wait."""
+        _head_bytes = _framing_bytes = _body_bytes = 0
+        """Of the request that is being read: what the parser has told, and what surrounds a body or is of a
+        head that it has not yet told."""
 
         def connection_made(self, transport: Any) -> None:
             """Take the connection, or close it where there are enough."""
@@ -91,30 +97,49 @@ def bounded_protocol(
             if self._framing_bytes > MAX_HEAD_BYTES + FRAMING_PER_BODY_BYTE * self._body_bytes:
                 self.send_400_response(f"more than {MAX_HEAD_BYTES} bytes of headers")
                 return
-            # Also what follows a request that is answered before its body was read.
-            if self._is_in_head or self.cycle is None or self.cycle.response_complete:
+            is_answered = self.cycle is None or self.cycle.response_complete
+            # A body that nobody waits for any more has as long as a head.
+            if self._is_in_head or self.cycle is None or (self._is_in_body and is_answered):
                 self._start_head_timer()
-            else:
-                self._stop_head_timer()
+                return
+            self._stop_head_timer()
+            if is_answered and self.timeout_keep_alive_task is None:
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive, self.timeout_keep_alive_handler
+                )
 
         def on_message_begin(self) -> None:
             """Parser: the first byte of a request."""
             super().on_message_begin()
             self._is_in_head = True
-            self._framing_bytes = self._body_bytes = 0
+            self._head_bytes = self._framing_bytes = self._body_bytes = 0
+
+        def on_url(self, url: bytes) -> None:
+            """Parser: a part of the URL."""
+            self._count_head(len(url))
+            super().on_url(url)
 
         def on_headers_complete(self) -> None:
             """Parser: the head is complete; what is raised becomes a 400."""
-            if sum(name == b"host" for name, _ in self.headers) > 1:
+            hosts = sum(name == b"host" for name, _ in self.headers)
+            if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
                 # Two servers in a row could each believe another one.
-                raise ValueError("two Host headers")
-            self._is_in_head = False
+                raise ValueError("one Host header expected")
+            self._is_in_head, self._is_in_body = False, True
             self._framing_bytes = self._body_bytes = 0
             super().on_headers_complete()
+            if len(self.pipeline) > MAX_PIPELINED:
+                raise ValueError("too many requests at once")
+
+        def on_message_complete(self) -> None:
+            """Parser: the request is complete."""
+            self._is_in_body = False
+            super().on_message_complete()
 
         def on_header(self, name: bytes, value: bytes) -> None:
             """Parser: a header; those behind a body say nothing that is used here."""
             if self._is_in_head:
+                self._count_head(len(name) + len(value))
                 super().on_header(name, value)
 
         def on_body(self, body: bytes) -> None:
@@ -133,7 +158,15 @@ def bounded_protocol(
             """Let go."""
             self._stop_head_timer()
             self._stop_read_timer()
+            if self._answering is not None:
+                # uvicorn tells the last request only.
+                self._answering.disconnected = True
+                self._answering.message_event.set()
             super().connection_lost(exc)
+
+        def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+            self._answering = cycle
+            super()._start_asgi_task(cycle, app)
 
         def shutdown(self) -> None:
             """The server stops: close when idle, else let the request end in the time it has for that."""
@@ -145,7 +178,17 @@ def bounded_protocol(
             """Answer what is not HTTP, and count it."""
             count(RefuseReason.NOT_HTTP)
             self._stop_head_timer()
+            if self.cycle is not None and not self.cycle.response_complete:
+                # Not into the middle of the answer that is being sent.
+                self.pipeline.clear()
+                self.transport.abort()
+                return
             super().send_400_response(msg)
+
+        def _count_head(self, num_bytes: int) -> None:
+            self._head_bytes += num_bytes
+            if self._head_bytes > MAX_HEAD_BYTES:
+                raise ValueError("a head that is too long")
 
         def pause_writing(self) -> None:
             """The client does not keep up; nothing more is written before it has."""

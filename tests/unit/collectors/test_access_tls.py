@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import threading
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -73,6 +74,9 @@ def http(
         await asyncio.sleep(answers_after_s)
         return PlainTextResponse("in")
 
+    async def early(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("in")
+
     async def held(request: Request) -> PlainTextResponse:
         await asyncio.Event().wait()
         raise AssertionError
@@ -81,7 +85,11 @@ def http(
     refused = Refusals() if refused is None else refused
     server = HttpServer(host="127.0.0.1", port=0, **options)  # type: ignore[arg-type]
     server.start(
-        [Route("/", later, methods=["GET", "POST"]), Route("/held", held, methods=["POST"])],
+        [
+            Route("/", later, methods=["GET", "POST"]),
+            Route("/held", held, methods=["POST"]),
+            Route("/early", early, methods=["POST"]),
+        ],
         control=refused.control(),
     )
     try:
@@ -418,6 +426,44 @@ def test_an_answer_that_takes_long_is_not_a_slow_head() -> None:
         patient.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert _all(patient).startswith(b"HTTP/1.1 200")
     assert not refused
+
+
+def test_a_long_head_in_one_piece_is_refused() -> None:
+    """The bound holds for a head that is complete when it is first seen."""
+    refused = Refusals()
+    with http(refused) as server, socket.create_connection(("127.0.0.1", server.port), 10) as odd:
+        odd.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"y" * 70_000 + b"\r\n\r\n")
+        assert _all(odd).startswith(b"HTTP/1.1 400")
+    assert refused == {RefuseReason.NOT_HTTP: 1}
+
+
+def test_requests_that_wait_for_the_answers_before_theirs_are_bounded() -> None:
+    """A few in a row are answered in order; thousands would fill the memory before any is looked at."""
+    refused = Refusals()
+    request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with http(refused) as server:
+        with socket.create_connection(("127.0.0.1", server.port), 10) as several:
+            several.sendall(request * 9 + request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+            assert _all(several).count(b"HTTP/1.1 200") == 10
+        assert not refused
+        with socket.create_connection(("127.0.0.1", server.port), 10) as many:
+            assert _is_stopped(many, request)
+        assert refused == {RefuseReason.NOT_HTTP: 1}
+
+
+def test_a_connection_outlives_an_answer_that_came_before_the_body_ended() -> None:
+    """A sender that was told to wait sends the rest of its body and comes back on the same connection."""
+    refused = Refusals()
+    head = b"POST /early HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n"
+    with http(refused, head_timeout_s=0.1) as server:
+        with socket.create_connection(("127.0.0.1", server.port), 10) as kept:
+            kept.sendall(head + b"x")
+            assert _page(kept).startswith(b"HTTP/1.1 200")
+            kept.sendall(b"y")
+            threading.Event().wait(0.3)
+            kept.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert _page(kept).startswith(b"HTTP/1.1 200")
+        assert not refused
 
 
 def _is_stopped(connection: socket.socket, piece: bytes) -> bool:

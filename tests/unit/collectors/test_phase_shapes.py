@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moetrace_collectors.decode_columns import decode_phases
 from moetrace_collectors.model import PhaseColumns
-from moetrace_collectors.phase_shapes import PhaseShapes
+from moetrace_collectors.phase_shapes import SHAPE_ROWS, PhaseShapes
 from moetrace_schemas.columns import PHASES, ColumnsError, pack
 
 SHAPE = ("layer", "phase", "direction", "microbatch", "ordinal", "stream", "flags")
@@ -42,7 +42,7 @@ def test_rows_are_those_of_a_decoder_that_remembers_nothing(
     steps: list[tuple[list[int], list[int], int]],
 ) -> None:
     """Whatever came before, in whatever order rows start, and whatever microbatch they are of."""
-    shapes = PhaseShapes(max_rows=6)
+    shapes = PhaseShapes(max_rows=80)
     for layers, starts, microbatch in steps:
         data = block(layers, starts)
         with_memory = decode_phases(data, microbatch=microbatch, shapes=shapes)
@@ -88,17 +88,17 @@ def test_figures_are_checked_in_every_block() -> None:
 
 def test_the_least_recently_used_shape_goes() -> None:
     """A sender that makes up shapes costs bounded memory, and those in use stay."""
-    shapes = PhaseShapes(max_rows=4)
+    shapes = PhaseShapes(max_rows=2 * (SHAPE_ROWS + 2))
     used = decode_phases(block([0, 1], [0, 9]), shapes=shapes)
     for layer in range(2, 12):
         decode_phases(block([layer, layer + 1], [0, 9]), shapes=shapes)
         assert decode_phases(block([0, 1], [0, 9]), shapes=shapes).layer is used.layer
-        assert shapes.num_rows <= 4
+        assert shapes.num_rows <= 2 * (SHAPE_ROWS + 2)
 
 
 def test_a_shape_larger_than_all_of_it_is_not_kept() -> None:
     """It is decoded all the same."""
-    shapes = PhaseShapes(max_rows=2)
+    shapes = PhaseShapes(max_rows=SHAPE_ROWS + 2)
     rows = decode_phases(block([0, 1, 2], [0, 9, 20]), shapes=shapes)
     assert rows.layer.tolist() == [0, 1, 2]
     assert np.array_equal(rows.duration_ns, [5, 5, 5])
