@@ -14,12 +14,17 @@ in front of it; what is still open when an earlier call begins has ended. One no
 The engine may call hooks on a thread of its own, while the model's thread waits for it.
 
 A backward that runs in a later step than its forward is recorded in neither: hooks know their step, and a
-compiled graph, whose marks do not, is known by the number of its autograd node.
+compiled graph, whose marks do not, is known by the number of its autograd node. Threads number theirs apart:
+on the step's own thread all since its begin are the step's, and on others the last one that was made when a
+call begins in a graph. A graph without gradients makes none, and what was made last is then older: known if
+it was seen in a recorded step, else taken for the step's, as are those of other threads with high numbers.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +38,20 @@ if TYPE_CHECKING:
 
 _next_node: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
 """The number that the next autograd node of this thread gets."""
+_current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
+"""The autograd node that runs on this thread, if any."""
 _DEPTH = 3
 """How deep containers of arguments and results are searched for tensors."""
+
+
+class _LastGraphs(threading.local):
+    """Of each recorder: number of the node that was the last one when a graph ran on this thread."""
+
+    def __init__(self) -> None:
+        self.nodes: weakref.WeakKeyDictionary[Recorder, int] = weakref.WeakKeyDictionary()
+
+
+_last_graphs = _LastGraphs()
 
 
 class _Call:
@@ -67,10 +84,11 @@ class BackwardMarks:
         self._task = -1
         self._graph_open: list[tuple[int, int]] = []
         """(site, start mark) of backward calls that began inside a compiled graph."""
+        self._thread = threading.get_ident()
         self._first_node = _next_node()
         """Lower ones of the step's thread were made before the step."""
         self._graph_nodes: set[int] = set()
-        """Nodes of compiled graphs whose forward ran in the step, on any thread."""
+        """Nodes of compiled graphs whose forward ran in the step, on other threads than its own."""
 
     def clear(self) -> None:
         """Forget the last step; its hooks, should they still fire, do nothing."""
@@ -78,6 +96,7 @@ class BackwardMarks:
         self._open.clear()
         self._graph_open.clear()
         self._graph_nodes.clear()
+        self._thread = threading.get_ident()
         self._first_node = _next_node()
         self._last_node = self._last_mark = self._task = -1
 
@@ -118,12 +137,18 @@ class BackwardMarks:
             self._recorder.record_failed(error)
 
     def graph_runs(self) -> None:
-        """A call begins in the forward of a compiled graph: its node is the last one that was made."""
-        self._graph_nodes.add(_next_node() - 1)
+        """A call begins in the forward of a compiled graph; its node, if it has one, is the last one made."""
+        if threading.get_ident() == self._thread:
+            return
+        node = _next_node() - 1
+        # The same as before: a further call in one graph, or a graph that has no node of its own.
+        if _last_graphs.nodes.get(self._recorder) != node:
+            _last_graphs.nodes[self._recorder] = node
+            self._graph_nodes.add(node)
 
     def is_of_this_step(self) -> bool:
         """Whether the compiled graph whose backward is running had its forward in this step."""
-        node = torch._C._current_autograd_node()
+        node = _current_node()
         if node is None:
             return True
         number = node._sequence_nr()

@@ -40,14 +40,14 @@ _NEEDED = (
     "compiler.is_dynamo_compiling",
     "library.register_fake",
     "_C._AutoDispatchBelowAutograd",
-    "_C._autograd._get_sequence_nr",
-    "_C._current_autograd_node",
     "_C._current_graph_task_id",
     "_C._get_dispatch_mode",
     "_C._len_torch_dispatch_stack",
     "_C._TorchDispatchModeKey.FUNCTIONAL",
 )
 """Names of torch that marks ask for while a graph is traced or run: private ones, and newer than 2.4."""
+_NEEDED_BY_BACKWARD = ("_C._autograd._get_sequence_nr", "_C._current_autograd_node")
+"""What tells a backward of this step from one of an earlier step."""
 _SCHEMAS = {
     "begin": "(Tensor[] reads, int recorder, int site) -> ()",
     "end": "(Tensor[] reads, int recorder, int site) -> ()",
@@ -214,8 +214,7 @@ _RUN: dict[str, Callable[..., None]] = {
 def _register() -> Any | None:
     """Define the ops; None where this torch has no ordered effects, and tracing steps aside as a whole."""
     try:
-        for name in _NEEDED:
-            operator.attrgetter(name)(torch)
+        operator.attrgetter(*_NEEDED)(torch)
         from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
         library: Any = cast(Any, torch.library.Library)(_NAMESPACE, "FRAGMENT")
@@ -224,13 +223,23 @@ def _register() -> Any | None:
             library.impl(name, _RUN[name], "CompositeExplicitAutograd")
             torch.library.register_fake(f"{_NAMESPACE}::{name}", _nothing, lib=library)
             _register_effectful_op(getattr(torch.ops.moetrace, name).default, _EffectType.ORDERED)
-        backward = BackwardTracing(torch.ops.moetrace)
-        library.impl("begin", backward.begin, "Autograd")
-        library.impl("end", backward.end, "Autograd")
+        _trace_backward(library)
     except (ImportError, AttributeError, TypeError, RuntimeError) as error:
         logger.info("moetrace: this torch takes no marks in compiled graphs (%s)", error)
         return None
     return library
+
+
+def _trace_backward(library: Any) -> None:
+    """Let marks of the forward bring those of the backward; where this torch cannot, the former are alone."""
+    try:
+        operator.attrgetter(*_NEEDED_BY_BACKWARD)(torch)
+    except AttributeError as error:
+        logger.info("moetrace: this torch takes no marks of the backward in compiled graphs (%s)", error)
+        return
+    backward = BackwardTracing(torch.ops.moetrace)
+    library.impl("begin", backward.begin, "Autograd")
+    library.impl("end", backward.end, "Autograd")
 
 
 def _nothing(*args: Any) -> None:

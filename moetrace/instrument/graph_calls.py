@@ -85,13 +85,13 @@ def _fence(op: Any) -> Callable[..., Any]:
             logger.info("moetrace: a mark in a compiled graph is an op like any other (%s)", error)
             as_op: Any = fallback_handler
             return as_op(op, add_to_fallback_set=False)(*args)
-        try:
-            from torch._inductor.virtualized import V
+        for place in (_give_device, _keep_order):
+            try:
+                from torch._inductor.virtualized import V
 
-            _give_device(V.graph)
-            _keep_order(V.graph)
-        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the compiler
-            logger.info("moetrace: a mark in a compiled graph is ordered by what it reads (%s)", error)
+                place(V.graph)
+            except Exception as error:  # noqa: BLE001 - nothing of ours may reach the compiler
+                logger.info("moetrace: a mark in a compiled graph is ordered by what it reads (%s)", error)
         return result
 
     return lower
@@ -113,13 +113,20 @@ def _give_device(graph: Any) -> None:
     *before, mark = graph.operations
     if mark.get_device() is not None:
         return
-    devices = [operation.get_device() for operation in reversed(before)]
-    devices += [graph_input.get_device() for graph_input in graph.graph_inputs.values() if graph_input]
+    devices = map(_device_of, (*reversed(before), *graph.graph_inputs.values()))
     device = next((device for device in devices if device is not None), None)
     if device is not None:
         from torch._inductor import ir
 
         mark.layout = ir.NoneLayout(device=device)
+
+
+def _device_of(item: Any) -> Any | None:
+    """Device of an operation or of a graph's input; sizes are inputs too, and have none."""
+    try:
+        return item.get_device()
+    except (AttributeError, NotImplementedError):
+        return None
 
 
 def _keep_order(graph: Any) -> None:

@@ -20,6 +20,7 @@ cannot be extended, recompute is part of the backward phases.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import operator
 from collections.abc import Iterable
@@ -173,7 +174,7 @@ def _mark_stretch(graph: Any, stretch: list[Any]) -> None:
 
     def end_last() -> Any:
         (key, site), inside = opened.pop()
-        return graph.call_function(marks.recompute_end.default, (_results(inside), key, site))
+        return _insert(graph, marks.recompute_end.default, _results(inside), key, site)
 
     for node in stretch:
         calls = node.meta[CALLS]
@@ -184,7 +185,7 @@ def _mark_stretch(graph: Any, stretch: list[Any]) -> None:
             while len(opened) > same:
                 end_last()
             for key, site in calls[same:]:
-                graph.call_function(marks.recompute_begin.default, ([], key, site))
+                _insert(graph, marks.recompute_begin.default, [], key, site)
                 opened.append(((key, site), []))
         for _, inside in opened:
             inside.append(node)
@@ -194,6 +195,13 @@ def _mark_stretch(graph: Any, stretch: list[Any]) -> None:
     while opened:
         with graph.inserting_after(last):
             last = end_last()
+
+
+def _insert(graph: Any, op: Any, *args: Any) -> Any:
+    """A mark where the graph inserts; passes that come later look at what each node gives: nothing."""
+    mark = graph.call_function(op, args)
+    mark.meta["val"] = None
+    return mark
 
 
 def _parts(node: Any) -> list[Any]:
@@ -220,10 +228,13 @@ def _results(inside: list[Any]) -> list[Any]:
 
 
 def _count_again(graph: Any, node: Any) -> None:
-    by_name = {other.name: other for other in graph.nodes}
+    before = itertools.takewhile(lambda other: other is not node, graph.nodes)
+    by_name = {other.name: other for other in before}
     for name, key, index, further in node.meta[COUNTS]:
         given = [by_name.get(item) if isinstance(item, str) else item for item in further]
-        if None not in given:
-            with graph.inserting_after(node):
-                op = getattr(torch.ops.moetrace, name).default
-                graph.call_function(op, (node, key, index, *given))
+        if None in given:
+            # No node may read what comes later in its graph.
+            logger.info("moetrace: pairs recomputed in a compiled graph are not counted: no %s yet", further)
+            continue
+        with graph.inserting_after(node):
+            _insert(graph, getattr(torch.ops.moetrace, name).default, node, key, index, *given)

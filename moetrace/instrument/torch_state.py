@@ -48,10 +48,18 @@ _waiting: list[TorchState] = []
 
 
 def learn_torch() -> None:
-    """Let all wrappers that were made before torch know it."""
-    while _waiting:
-        _waiting[-1].learn()
-        _waiting.pop()
+    """Let all wrappers that were made before torch know it; on any thread, and on several at once."""
+    while True:
+        try:
+            # Taken out in one go: another thread would learn, and take out, the same one.
+            state = _waiting.pop()
+        except IndexError:
+            return
+        try:
+            state.learn()
+        except BaseException:
+            _waiting.append(state)
+            raise
 
 
 class TorchState:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from compiled_models import Decoder, Router, Ticks, equal, train
-from moetrace.instrument import graph_calls
+from moetrace.instrument import graph_calls, torch_state
 from moetrace.instrument.recorders import key_of
 from moetrace.instrument.torch_state import TorchState
 from moetrace.record.sites import Role, Site
@@ -298,8 +301,9 @@ def test_inductor_keeps_marks_in_order_and_the_work_between_them(record: Make) -
 
 
 @NEEDS_COMPILER
-def test_work_before_a_phase_stays_before_it(record: Make) -> None:
-    """A mark that reads nothing comes behind kernels that are written late, too."""
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed sizes", "free sizes"])
+def test_work_before_a_phase_stays_before_it(record: Make, dynamic: bool) -> None:
+    """A mark that reads nothing comes behind kernels that are written late, too; sizes may be inputs."""
     from torch._inductor.utils import run_and_get_code
 
     recording = record(clock=HostClock(Ticks().now_ns))
@@ -310,7 +314,8 @@ def test_work_before_a_phase_stays_before_it(record: Make) -> None:
             return scaled @ torch.ones(32, 8)
 
     with torch.no_grad():
-        _, (code,) = run_and_get_code(torch.compile(body, fullgraph=True), torch.randn(4, 32))
+        run: Any = torch.compile(body, fullgraph=True, dynamic=dynamic, options={"fx_graph_cache": False})
+        _, (code,) = run_and_get_code(run, torch.randn(4, 32))
     lines = [line.strip() for line in code.partition("def call(")[2].splitlines()]
     kernels = [at for at, line in enumerate(lines) if line.startswith("cpp_fused")]
     (begin,) = [at for at, line in enumerate(lines) if line.startswith("moetrace_begin(")]
@@ -406,8 +411,6 @@ def test_reduce_overhead_is_recorded_like_the_default(record: Make) -> None:
     [
         "compiler.is_exporting",
         "_C._AutoDispatchBelowAutograd",
-        "_C._autograd._get_sequence_nr",
-        "_C._current_autograd_node",
         "_C._get_dispatch_mode",
         "_C._len_torch_dispatch_stack",
         "_C._TorchDispatchModeKey",
@@ -435,6 +438,61 @@ with tracer.step():
 assert tracer.guard.errors == {{}}
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("name", ["_C._autograd._get_sequence_nr", "_C._current_autograd_node"])
+def test_a_torch_that_does_not_number_its_nodes_takes_marks_of_the_forward(name: str) -> None:
+    """No backward in compiled graphs, and the rest as ever; a checkpoint around a block counts once."""
+    owner, _, attribute = f"torch.{name}".rpartition(".")
+    program = f"""
+import torch
+kept = {owner}.{attribute}
+del {owner}.{attribute}
+from moetrace.instrument import backward, compiled
+assert compiled.AVAILABLE
+# This torch needs it itself.
+{owner}.{attribute} = kept
+import moetrace
+from moetrace.context import RankContext
+from moetrace.config import Config
+from moetrace.testing import MemoryEmitter
+from moetrace.timing.clock import HostClock
+from moetrace.tracer import Tracer
+from compiled_models import Decoder, train
+context = RankContext(
+    run_id="r", rank=0, world_size=1, ep_rank=0, ep_size=1, ep_group=0, host_name="h"
+)
+emitter = MemoryEmitter()
+tracer = Tracer(Config.load(dict(run_id="r", endpoint=""), {{}}), context, [emitter], HostClock())
+model = Decoder()
+tracer.instrument(model)
+for layer in model.layers:
+    layer.compile(backend="aot_eager", fullgraph=True)
+def run(tokens):
+    for layer in model.layers:
+        tokens = tokens + torch.utils.checkpoint.checkpoint(layer, tokens, use_reentrant=False)
+    return tokens
+for _ in range(2):
+    with tracer.step():
+        train(run, model.layers.parameters())
+assert tracer.guard.errors == {{}}, tracer.guard.errors
+tracer.shutdown()
+step = emitter.records[-1]
+def seen(direction, flags):
+    rows = [row for row in step.phases if row.direction == direction and bool(row.flags) is flags]
+    return [(row.layer, str(row.phase)) for row in rows if row.phase in ("router", "fused")]
+forward = [(layer, phase) for layer in (0, 1) for phase in ("router", "fused")]
+assert seen("forward", False) == forward, step.phases
+assert seen("backward", False) == [], step.phases
+assert set(seen("backward", True)) == set(forward), step.phases
+totals = {{str(row.kind): 0 for row in step.experts}}
+for row in step.experts:
+    totals[str(row.kind)] += sum(row.counts)
+assert (totals["routed"], totals["recompute"]) == (24, 24), totals
+"""
+    folder = Path(sys.modules["compiled_models"].__file__ or "").parent
+    path = os.pathsep.join((str(folder), *sys.path))
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": path})
 
 
 def test_an_older_torch_says_by_its_older_name_what_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,6 +524,58 @@ with tracer.step():
 assert len(tracer.sites.sites) == 1
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def _waiting_states(monkeypatch: pytest.MonkeyPatch, learn: Callable[[Any], None]) -> list[Any]:
+    """Three states as they are made before torch is there, which learn like this."""
+    states: list[Any] = [object.__new__(TorchState) for _ in range(3)]
+    monkeypatch.setattr(torch_state, "_waiting", list(states))
+    monkeypatch.setattr(TorchState, "learn", learn)
+    return states
+
+
+def test_two_threads_that_see_torch_first_share_what_is_to_be_learned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One comes while the other is in the middle of it: each wrapper learns once, and neither fails."""
+    learned: list[Any] = []
+    errors: list[Exception] = []
+
+    def go() -> None:
+        try:
+            torch_state.learn_torch()
+        except Exception as error:  # noqa: BLE001 - asserted on below
+            errors.append(error)
+
+    def learn(state: Any) -> None:
+        learned.append(state)
+        if len(learned) == 1:
+            other = threading.Thread(target=go)
+            other.start()
+            other.join()
+
+    states = _waiting_states(monkeypatch, learn)
+    go()
+    assert errors == []
+    assert learned == states[::-1]
+
+
+def test_a_wrapper_that_could_not_learn_torch_learns_it_at_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What failed is tried again, with those that wait behind it."""
+    tried: list[Any] = []
+
+    def learn(state: Any) -> None:
+        tried.append(state)
+        if len(tried) == 1:
+            raise RuntimeError("not now")
+
+    states = _waiting_states(monkeypatch, learn)
+    with pytest.raises(RuntimeError, match="not now"):
+        torch_state.learn_torch()
+    torch_state.learn_torch()
+    assert tried == [states[-1], *states[::-1]]
 
 
 class Pair(Decoder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from compiled_models import Block, Decoder, Ticks, equal, train
-from moetrace.instrument import graph_backward, graph_recompute
+from moetrace.instrument import graph_backward, graph_calls, graph_recompute
 from moetrace.record.sites import Role
 from moetrace.timing.clock import HostClock
 from moetrace_schemas.columns import RowFlag
@@ -233,6 +234,43 @@ def test_a_forward_on_another_thread_has_its_backward_in_the_step(record: Make) 
     ]
 
 
+@pytest.mark.parametrize("other_thread", [False, True], ids=["own thread", "another thread"])
+def test_a_forward_without_gradients_takes_no_older_backward_into_its_step(
+    record: Make, other_thread: bool
+) -> None:
+    """A graph that makes no autograd node: the last one that was made is that of an earlier step's graph."""
+    model = Decoder()
+    recording = record(clock=HostClock(Ticks().now_ns))
+    recording.tracer.instrument(model)
+    run: Any = torch.compile(model, backend="aot_eager", fullgraph=True)
+
+    def infer() -> None:
+        with torch.no_grad():
+            run(torch.randn(6, 8))
+
+    infer()
+    for _ in range(3):
+        train(run, model.parameters())
+    with ThreadPoolExecutor(1) as pool:
+
+        def call(function: Any, *args: Any) -> Any:
+            return pool.submit(function, *args).result() if other_thread else function(*args)
+
+        with recording.tracer.step():
+            output = call(run, torch.randn(6, 8, requires_grad=True))
+        with recording.tracer.step():
+            call(infer)
+            output.backward(torch.ones_like(output))
+        with recording.tracer.step():
+            output = call(run, torch.randn(6, 8, requires_grad=True))
+            call(infer)
+            output.backward(torch.ones_like(output))
+    once = [(layer, phase) for layer in (1, 0) for phase in (Phase.FUSED, Phase.ROUTER)]
+    shown = [phases(step, Direction.BACKWARD) for step in recording.records()[-3:]]
+    assert shown == [[], [], once]
+    assert recording.tracer.guard.errors == {}
+
+
 @pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
 def test_a_checkpoint_around_a_compiled_block_is_recompute_and_counted_once(
     record: Make, reentrant: bool
@@ -325,6 +363,7 @@ def test_what_is_recomputed_in_a_compiled_graph_lies_between_its_marks(record: M
     opened: list[int] = []
     inside: dict[str, int] = {}
     for node in backward.graph.nodes:
+        assert node.op == "output" or "val" in node.meta
         if node.target is torch.ops.moetrace.recompute_begin.default:
             opened.append(node.args[-1])
         elif node.target is torch.ops.moetrace.recompute_end.default:
@@ -342,6 +381,58 @@ def test_what_is_recomputed_in_a_compiled_graph_lies_between_its_marks(record: M
         Phase.ROUTER
     }
     assert {sites[inside[name]].role for name in of_forward & of_backward if "bmm" in name} == {Role.EXPERTS}
+
+
+@NEEDS_COMPILER
+def test_every_mark_of_recompute_is_in_order_in_a_graph_with_free_sizes_too(
+    record: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second number of tokens makes sizes inputs of the graph: they have no device."""
+    lowered: list[str] = []
+    ordered: list[str] = []
+    lower, keep_order = graph_calls._lowered, graph_calls._keep_order
+
+    def note_lowered(op: Any, args: Any) -> Any:
+        lowered.append(str(op))
+        return lower(op, args)
+
+    def note_ordered(graph: Any) -> None:
+        keep_order(graph)
+        ordered.append(lowered[-1])
+
+    monkeypatch.setattr(graph_calls, "_lowered", note_lowered)
+    monkeypatch.setattr(graph_calls, "_keep_order", note_ordered)
+    model = Checkpointed()
+    recording = record(clock=HostClock(Ticks().now_ns))
+    recording.tracer.instrument(model)
+    run: Any = torch.compile(model, fullgraph=True, options={"fx_graph_cache": False})
+    for tokens in (6, 9):
+        run(torch.randn(tokens, 8, requires_grad=True)).square().sum().backward()
+    assert lowered.count("moetrace.recompute_begin.default") > 4
+    assert ordered == lowered
+
+
+@pytest.mark.parametrize("comes_first", [True, False])
+def test_pairs_are_counted_again_where_their_number_is_known_by_then(comes_first: bool) -> None:
+    """A size that the graph makes later cannot be read: no count then, and the graph is valid."""
+    graph = torch.fx.Graph()
+    mask = graph.placeholder("mask")
+    size = torch.ops.aten.sym_size.int
+    if comes_first:
+        pairs = graph.call_function(size, (mask, 0))
+    counted = graph.call_function(torch.ops.aten.relu.default, (mask,))
+    if not comes_first:
+        pairs = graph.call_function(size, (mask, 0))
+    graph.output((counted, pairs))
+    counted.meta |= {
+        graph_recompute.CALLS: ((1, 0),),
+        graph_recompute.COUNTS: (("count_mask", 1, 0, (pairs.name,)),),
+        "recompute": True,
+    }
+    graph_recompute.mark_recompute(torch.fx.GraphModule({}, graph))
+    graph.lint()
+    counts = [node for node in graph.nodes if node.target is torch.ops.moetrace.count_mask.default]
+    assert [node.args for node in counts] == ([(counted, 1, 0, pairs)] if comes_first else [])
 
 
 @pytest.mark.parametrize("broken", ["label_calls", "_mark_stretch", "_count_again"])
