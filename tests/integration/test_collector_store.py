@@ -18,9 +18,10 @@ from moetrace_schemas.clickhouse.render import SHARDING_KEYS, TIME_COLUMNS, migr
 
 FILLED_BY_OTHERS = {
     "schema_migrations", "runs", "expert_load_minute_rows", "phase_minute_rows", "exchange_minute_rows",
-    "rolled_up_minutes",
+    "rolled_up_minutes", "rank_step_arrivals", "join_leases",
 }  # fmt: skip
-"""Tables that the sink of steps does not write: migrations, roll-ups, and what materialized views fill."""
+"""Tables that the sink of steps does not write: those of migrations, roll-ups and `moetrace join`, and what
+materialized views fill."""
 
 
 def run_python(code: str, *arguments: str) -> str:

@@ -75,6 +75,7 @@ def http(handler: FakeHandler) -> Iterator[HttpServer]:
     yield server
     server.stop()
     receiver.close()
+    receiver.close()
 
 
 def post(server: HttpServer, body: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -140,6 +141,7 @@ def test_a_stop_waits_for_no_client_and_no_busy_thread(
 
     What a thread still does is told to end, and its pool keeps no idle thread.
     """
+    of_others = set(threading.enumerate())
     server = HttpServer(host="127.0.0.1", port=0, stop_grace_s=0.2)
     receiver = OtlpHttpReceiver(handler, max_body_bytes=LIMIT, max_decompressed_bytes=LIMIT)
     server.start([], direct={PATH: receiver})
@@ -162,7 +164,7 @@ def test_a_stop_waits_for_no_client_and_no_busy_thread(
     assert handler.refused == []
     assert [record for record in caplog.records if record.exc_info] == []
     handler.go_on.set()
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - of_others:
         if thread.name.startswith("moetrace-otlp"):
             thread.join(10)
             assert not thread.is_alive()
