@@ -269,7 +269,7 @@ def vllm_target(options: argparse.Namespace) -> list[str]:
     from vllm import SamplingParams
     from vllm_engine import engine  # sets the engine's environment; before vllm is imported
 
-    llm, models = engine(), []
+    llm, models = engine(compiled=False), []
     llm.apply_model(models.append)
     sampling = SamplingParams(max_tokens=8, temperature=0, detokenize=False)
     prompts = [{"prompt_token_ids": list(range(5, 69))} for _ in range(4)]
