@@ -20,6 +20,9 @@ MAX_INCARNATIONS = 16
 MAX_RUNS = 1_024
 SAME_TIME_NS = 60 * 10**9
 """Two runs that begin within this time under one id are taken for two jobs."""
+AGAIN_REASON = "executed_again"
+TWO_JOBS_REASON = "two_jobs"
+"""Reasons of the event that says it, wherever steps are joined."""
 _LONGEST_BASE = 120
 """A run id has at most 128 characters, the number included."""
 

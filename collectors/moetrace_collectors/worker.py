@@ -21,7 +21,7 @@ from typing import Protocol
 from moetrace_collectors.dead_letter import DeadLetter
 from moetrace_collectors.errors import SinkError
 from moetrace_collectors.events import CollectorEvent, EventKind, Rejection
-from moetrace_collectors.incarnations import ReuseWatch
+from moetrace_collectors.incarnations import AGAIN_REASON, TWO_JOBS_REASON, ReuseWatch
 from moetrace_collectors.intake import Arrival, Intake
 from moetrace_collectors.joiner import Duplicate, Joiner, Late, Outcome, WorldSizeMismatch
 from moetrace_collectors.ledger.epochs import Epochs
@@ -417,9 +417,7 @@ class Worker:
                 f"{rank_step.step} again): stored as {run_id}; give each run an id of its own"
             )
             logger.warning("%s", detail)
-            self._event(
-                EventKind.RUN_ID_REUSED, "executed_again", run_id, rank_step.step, rank_step.rank, detail
-            )
+            self._event(EventKind.RUN_ID_REUSED, AGAIN_REASON, run_id, rank_step.step, rank_step.rank, detail)
             begun_ns = self._joiner.begun_unix_ns(rank_step.sent_run_id, rank_step.start_unix_ns)
             if self._reuse.saw(rank_step.sent_run_id, begun_ns):
                 detail = (
@@ -429,7 +427,7 @@ class Worker:
                 )
                 logger.warning("%s", detail)
                 self._event(
-                    EventKind.RUN_ID_REUSED, "two_jobs", run_id, rank_step.step, rank_step.rank, detail
+                    EventKind.RUN_ID_REUSED, TWO_JOBS_REASON, run_id, rank_step.step, rank_step.rank, detail
                 )
         self._runs[run_id] = None
         self._runs_changed = True

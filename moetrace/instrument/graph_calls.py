@@ -25,7 +25,8 @@ import torch
 logger = logging.getLogger("moetrace")
 
 _WITHOUT_READS = ("begin", "end", "backward_begin", "backward_end", "recompute_begin", "recompute_end")
-_WITH_TENSORS = ("count_ids", "count_mask", "count_sizes")
+WITH_TENSORS = ("count_ids", "count_mask", "count_sizes")
+"""Ops that count what a tensor holds."""
 _DISPATCHED = ("count_rows", "step_begin", "step_end")
 _MODULE = "moetrace.instrument.graph_marks"
 _registered = False
@@ -40,16 +41,16 @@ def register_with_inductor() -> None:
     try:
         from torch._inductor.codegen import custom_extern_kernel_codegen as registry
 
-        for name in (*_WITHOUT_READS, *_WITH_TENSORS):
+        for name in (*_WITHOUT_READS, *WITH_TENSORS):
             registry.CUSTOM_EXTERN_KERNEL_CODEGEN[f"torch.ops.moetrace.{name}.default"] = (
-                registry.CustomCodegen(python=_writer(name, reads=name in _WITH_TENSORS))
+                registry.CustomCodegen(python=_writer(name, reads=name in WITH_TENSORS))
             )
     except (ImportError, AttributeError, TypeError) as error:
         logger.info("moetrace: marks in compiled graphs go through torch's dispatcher (%s)", error)
     try:
         from torch._inductor.lowering import lowerings
 
-        for name in (*_WITHOUT_READS, *_WITH_TENSORS, *_DISPATCHED):
+        for name in (*_WITHOUT_READS, *WITH_TENSORS, *_DISPATCHED):
             op = getattr(torch.ops.moetrace, name).default
             lowerings[op] = _fence(op)
     except (ImportError, AttributeError, TypeError) as error:

@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from moetrace.instrument.graph_calls import WITH_TENSORS
 from moetrace.instrument.recorders import find
 
 logger = logging.getLogger("moetrace")
@@ -36,7 +37,6 @@ CALLS = "moetrace_calls"
 """Key of a node's `meta`: the (recorder, site) of the wrapped calls around it, outermost first."""
 COUNTS = "moetrace_counts"
 """Key of a node's `meta`: (name of the op, recorder, index, further arguments) of what counts it."""
-_COUNT_OPS = ("count_ids", "count_mask", "count_sizes")
 _LIGHT = frozenset(
     f"aten::{name}"
     for name in (
@@ -79,7 +79,7 @@ def _is_effect(node: Any) -> bool:
 
 
 def _label_count(node: Any, op: Any) -> None:
-    for name in _COUNT_OPS:
+    for name in WITH_TENSORS:
         if op is getattr(torch.ops.moetrace, name).default:
             counted, key, index, *further = node.args[2:]
             while counted.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):

@@ -78,9 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _join(address: StoreAddress, arguments: argparse.Namespace, undo: ExitStack) -> int:
+    from moetrace_collectors.incarnations import AGAIN_REASON
     from moetrace_collectors.roll_ups.roll_up import RollUp, RollUpSettings
     from moetrace_collectors.roll_ups.thread import RollUpThread
-    from moetrace_collectors.store_join.executions import AGAIN_REASON
     from moetrace_collectors.store_join.lease import JoinLease, StandIn, Turns
     from moetrace_collectors.store_join.store_joiner import JoinSettings, StoreJoiner, join_until
 

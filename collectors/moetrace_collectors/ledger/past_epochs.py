@@ -11,19 +11,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from moetrace_collectors.ledger import past_queries as queries
 from moetrace_collectors.ledger.chain import LedgerRow
 from moetrace_collectors.ledger.client_store import ClientLedgerStore
 from moetrace_collectors.ledger.judge import CONFIDENCE, MAX_STEPS, SETTLE_STEPS, PastEpoch, Sample
+from moetrace_collectors.store_questions import Ask, in_questions
 
-Ask = Callable[[str, Mapping[str, Any]], list[Mapping[str, Any]]]
-"""Rows of a query with parameters."""
 NO_END = 2**63
-STEPS_PER_QUESTION = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +91,7 @@ def _read(ask: Ask, run_id: str, applied: LedgerRow, *, end: int, settles: bool)
 def _counts(ask: Ask, run_id: str, steps: list[int]) -> dict[int, tuple[int, int, int]]:
     """Rows that experts worked on, pairs routed, and pairs lost, by step."""
     found: dict[int, tuple[int, int, int]] = {}
-    for start in range(0, len(steps), STEPS_PER_QUESTION):
-        asked = steps[start : start + STEPS_PER_QUESTION]
+    for _, asked in in_questions((run_id, step) for step in steps):
         named = {"run": run_id, "steps": asked}
         worked = {int(row["step"]): int(row["worked_rows"]) for row in ask(queries.WORKED, named)}
         pairs = {

@@ -19,14 +19,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from moetrace_collectors.incarnations import SAME_TIME_NS, ReuseWatch
+from moetrace_collectors.incarnations import AGAIN_REASON, SAME_TIME_NS, TWO_JOBS_REASON, ReuseWatch
 
 MAX_BEGUN = 64
 """Beginnings of runs that are remembered of a rank: as many as two jobs make in a minute of steps."""
 MAX_RUNS = 1_024
-AGAIN_REASON = "executed_again"
-TWO_JOBS_REASON = "two_jobs"
-"""Reasons of the event, as where a collector joins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,19 +103,21 @@ class ExecutionWatch:
         if len(self._begun) > MAX_RUNS:
             gone, _ = self._begun.popitem(last=False)
             self._said_ns = {key: said for key, said in self._said_ns.items() if key[0] != gone}
-        known = slots.setdefault((again.rank, again.microbatch), [])
+        slot = (again.rank, again.microbatch)
+        known = slots.setdefault(slot, [])
         notice = None
         for earlier_ns, later_ns in pairwise(again.starts):
             if _place(known, earlier_ns, later_ns):
-                reason = TWO_JOBS_REASON if self._reuse.saw(_name(again), later_ns) else AGAIN_REASON
+                reason = (
+                    TWO_JOBS_REASON if self._reuse.saw(_name(again.run_id, *slot), later_ns) else AGAIN_REASON
+                )
                 notice = self._notice(again, reason, later_ns) or notice
         return notice
 
     def is_shared(self, run_id: str, start_unix_ns: int) -> bool:
         """Whether two jobs have the id, so that a step which began then may be of both."""
         return any(
-            self._reuse.is_shared(f"{rank}.{microbatch}.{run_id}", start_unix_ns)
-            for rank, microbatch in self._begun.get(run_id, ())
+            self._reuse.is_shared(_name(run_id, *slot), start_unix_ns) for slot in self._begun.get(run_id, ())
         )
 
     def _notice(self, again: ExecutedAgain, reason: str, begun_ns: int) -> ReuseNotice | None:
@@ -138,8 +137,8 @@ class ExecutionWatch:
         )
 
 
-def _name(again: ExecutedAgain) -> str:
-    return f"{again.rank}.{again.microbatch}.{again.run_id}"
+def _name(run_id: str, rank: int, microbatch: int) -> str:
+    return f"{rank}.{microbatch}.{run_id}"
 
 
 def _place(known: list[_Begun], earlier_ns: int, later_ns: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from moetrace_collectors.errors import SinkError, UsageError
@@ -21,6 +21,7 @@ from moetrace_collectors.ledger.past_epochs import read_past
 from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import StepResult
 from moetrace_collectors.sinks.placement_ledger import LedgerSink
+from moetrace_collectors.store_questions import Ask
 from moetrace_schemas.enums import PlacementEvent
 from moetrace_schemas.placement import PlacementTerms
 
@@ -36,7 +37,7 @@ class JoinLedger:
         client: Any,
         *,
         database: str,
-        ask: Callable[[str, Mapping[str, Any]], list[Mapping[str, Any]]],
+        ask: Ask,
         book: SeriesBook,
         on_lost: Callable[[str, int, str], None],
     ) -> None:

@@ -7,7 +7,7 @@ first look goes back as far as the user wants, also by the collectors' clocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -16,14 +16,8 @@ from moetrace_collectors.store_clock import HOUR_MS
 from moetrace_collectors.store_join import queries
 from moetrace_collectors.store_join.closed_steps import ClosedStep, closed_steps
 from moetrace_collectors.store_join.executions import ExecutedAgain, executed_again
+from moetrace_collectors.store_questions import Ask, StepKey, in_questions
 
-Ask = Callable[[str, Mapping[str, Any]], list[Mapping[str, Any]]]
-"""Rows of a query with parameters."""
-StepKey = tuple[str, int]
-"""(run id, step)"""
-
-STEPS_PER_QUESTION = 1_000
-"""Step numbers that one query names; a server takes 128 KiB in one parameter."""
 REMEMBERED_STEPS = 256
 """Judged steps that fill the engine's memory at a start."""
 RECENT_MS = 900_000
@@ -157,14 +151,14 @@ class StepFinder:
     def _judged(self, keys: Iterable[StepKey]) -> set[StepKey]:
         return {
             (run_id, int(row["step"]))
-            for run_id, steps in in_questions(keys, STEPS_PER_QUESTION)
+            for run_id, steps in in_questions(keys)
             for row in self._ask(queries.JUDGED, {"run": run_id, "steps": steps})
         }
 
     def _again(self, keys: Collection[StepKey]) -> tuple[ExecutedAgain, ...]:
         found = [
             executed_again(run_id, row, stored_ms=self._seen[run_id, int(row["step"])].last_ms)
-            for run_id, steps in in_questions(keys, STEPS_PER_QUESTION)
+            for run_id, steps in in_questions(keys)
             for row in self._ask(queries.EXECUTED_AGAIN, {"run": run_id, "steps": steps})
         ]
         return tuple(sorted(found, key=lambda one: (one.starts[1], one.run_id, one.step)))
@@ -172,22 +166,13 @@ class StepFinder:
     def _there(self, keys: Collection[StepKey]) -> list[Mapping[str, Any]]:
         return [
             {**row, "run_id": run_id, "first_ms": arrived.first_ms, "last_ms": arrived.last_ms}
-            for run_id, steps in in_questions(keys, STEPS_PER_QUESTION)
+            for run_id, steps in in_questions(keys)
             for row in self._ask(queries.STEPS, {"run": run_id, "steps": steps})
             for arrived in (self._seen[run_id, int(row["step"])],)
         ]
 
     def _closed(self, rows: Iterable[Mapping[str, Any]], now_ms: int) -> tuple[ClosedStep, ...]:
         return closed_steps(rows, now_ms=now_ms, timeout_ms=self._timeout_ms)
-
-
-def in_questions(keys: Iterable[StepKey], size: int) -> list[tuple[str, list[int]]]:
-    """Steps by run, in their order, cut where the run changes and after `size`."""
-    cut: list[tuple[str, list[int]]] = []
-    for run_id, of_run in groupby(keys, key=lambda key: key[0]):
-        steps = [step for _, step in of_run]
-        cut += [(run_id, steps[start : start + size]) for start in range(0, len(steps), size)]
-    return cut
 
 
 def in_batches(closed: Sequence[ClosedStep], size: int) -> list[list[ClosedStep]]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.events import CollectorEvent, EventKind
+from moetrace_collectors.incarnations import TWO_JOBS_REASON
 from moetrace_collectors.ledger.epochs import EpochMap
 from moetrace_collectors.model import JoinedStep, RankStep
 from moetrace_collectors.receipts import group_violations
@@ -27,7 +28,6 @@ from moetrace_collectors.store_errors import is_retryable, store_answers
 from moetrace_collectors.store_join import queries
 from moetrace_collectors.store_join.closed_steps import ClosedStep, joined_step
 from moetrace_collectors.store_join.executions import (
-    TWO_JOBS_REASON,
     ExecutedAgain,
     ExecutionWatch,
     ReuseNotice,
@@ -37,12 +37,10 @@ from moetrace_collectors.store_join.join_ledger import JoinLedger
 from moetrace_collectors.store_join.lease import Turns
 from moetrace_collectors.store_join.rank_rows import StoredRows, rank_steps_of_rows
 from moetrace_collectors.store_join.step_finder import (
-    STEPS_PER_QUESTION,
     StepFinder,
-    StepKey,
     in_batches,
-    in_questions,
 )
+from moetrace_collectors.store_questions import StepKey, in_questions
 from moetrace_collectors.summary import layer_loads
 from moetrace_collectors.verdict.engine import VerdictEngine
 from moetrace_collectors.verdict.no_verdict import EXECUTED_AGAIN, TWO_JOBS, no_verdict
@@ -196,7 +194,7 @@ class StoreJoiner:
 
     def _catch_up(self, grown: Sequence[StepKey]) -> None:
         """Steps keep their verdict; counts that came since must not stay where no reader looks."""
-        for run_id, steps in in_questions(grown, STEPS_PER_QUESTION):
+        for run_id, steps in in_questions(grown):
             untold = self._steps(queries.HAS_UNFOLDED, run_id, steps)
             for start in range(0, len(untold), STEPS_AT_ONCE):
                 self._tell_counts(run_id, untold[start : start + STEPS_AT_ONCE])

@@ -79,26 +79,26 @@ class FakeEndpoint:
         self.refreshes += 1
 
 
-@pytest.mark.parametrize("query", ["system.tables", queries.WRITTEN])
-def test_a_store_that_goes_away_is_one_line(query: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While its migrations are looked at, and while minutes are rolled up at the end of `--once`."""
-    monkeypatch.setattr(join, "open_client", lambda address: LeavingStore(query))
-    parser = argparse.ArgumentParser()
-    join.add_arguments(parser)
-    with pytest.raises(UsageError) as caught:
-        join.run(parser.parse_args(["--dsn", "clickhouse://store:8123", "--once"]))
-    assert str(caught.value) == "the store does not answer: no route to host"
-
-
-def test_once_leaves_the_store_to_a_join_that_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line that says so and what to do, and it is out of the other's way again."""
-    store = LeavingStore("nothing goes away", others=("host:1:ab",))
+def refusal_of_once(store: LeavingStore, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What `moetrace join --once` says of this store."""
     monkeypatch.setattr(join, "open_client", lambda address: store)
     parser = argparse.ArgumentParser()
     join.add_arguments(parser)
     with pytest.raises(UsageError) as caught:
         join.run(parser.parse_args(["--dsn", "clickhouse://store:8123", "--once"]))
-    assert str(caught.value) == (
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("query", ["system.tables", queries.WRITTEN])
+def test_a_store_that_goes_away_is_one_line(query: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its migrations are looked at, and while minutes are rolled up at the end of `--once`."""
+    assert refusal_of_once(LeavingStore(query), monkeypatch) == "the store does not answer: no route to host"
+
+
+def test_once_leaves_the_store_to_a_join_that_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line that says so and what to do, and it is out of the other's way again."""
+    store = LeavingStore("nothing goes away", others=("host:1:ab",))
+    assert refusal_of_once(store, monkeypatch) == (
         "another moetrace join is at work in clickhouse://store:8123: leave the steps to it, or stop it; one "
         "that was killed counts for a minute"
     )
@@ -108,12 +108,7 @@ def test_once_leaves_the_store_to_a_join_that_is_at_work(monkeypatch: pytest.Mon
 def test_once_says_of_a_store_that_lags_that_it_lags(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is said to be at work who is not known to be."""
     store = LeavingStore("nothing goes away", shows_own=False)
-    monkeypatch.setattr(join, "open_client", lambda address: store)
-    parser = argparse.ArgumentParser()
-    join.add_arguments(parser)
-    with pytest.raises(UsageError) as caught:
-        join.run(parser.parse_args(["--dsn", "clickhouse://store:8123", "--once"]))
-    assert str(caught.value) == (
+    assert refusal_of_once(store, monkeypatch) == (
         "clickhouse://store:8123 does not show yet that this moetrace join has begun, as a replica that lags "
         "does, so another one may be at work: run it again"
     )
