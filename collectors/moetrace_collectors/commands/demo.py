@@ -173,14 +173,21 @@ def _report(directory: RunDirectory, sent: int, *, keep_running: bool) -> RunRep
         return None
     with store_of_directory(directory) as store:
         if keep_running:
-            _wait_for_rows(store, directory.path.name, sent)
+            _wait_for_verdicts(store, directory.path.name, sent)
         return write_report(store, directory.path.name, directory.report_path(directory.path.name))
 
 
-def _wait_for_rows(store: Any, run_id: str, sent: int, timeout_s: float = 30.0) -> None:
-    """A running collector may still be writing the last steps."""
+def _wait_for_verdicts(store: Any, run_id: str, sent: int, timeout_s: float = 30.0) -> None:
+    """Wait until `sent` rank steps are judged: a running collector may still be writing the last steps.
+
+    A step's verdict is the last of its rows that is written, so where it is, the others are. Rank steps that
+    came too late to be judged are waited for in vain, which `timeout_s` bounds.
+    """
     give_up = time.monotonic() + timeout_s
-    query = "SELECT count() AS n FROM {database:Identifier}.rank_steps FINAL WHERE run_id = {run_id:String}"
+    query = (
+        "SELECT sum(world_size - length(missing_ranks)) AS n FROM {database:Identifier}.step_verdicts FINAL "
+        "WHERE run_id = {run_id:String}"
+    )
     while time.monotonic() < give_up:
         if int(store.rows(query, {"run_id": run_id})[0]["n"]) >= sent:
             return
