@@ -50,31 +50,54 @@ class GroupViolation:
 
 def group_violations(joined: JoinedStep) -> tuple[GroupViolation, ...]:
     """Contradictions that show only over a whole group, in order of group, microbatch and layer."""
-    groups: dict[tuple[int, int, ForwardMode], list[RankStep]] = {}
+    groups: dict[tuple[int, int], list[RankStep]] = {}
     for rank_step in joined.rank_steps:
         if rank_step.ep_size > 1:
-            key = (rank_step.ep_group, rank_step.microbatch, rank_step.forward_mode)
-            groups.setdefault(key, []).append(rank_step)
+            groups.setdefault((rank_step.ep_group, rank_step.microbatch), []).append(rank_step)
     found = []
-    for (ep_group, microbatch, mode), ranks in sorted(groups.items()):
-        if {rank.ep_rank for rank in ranks} != set(range(ranks[0].ep_size)) or len(ranks) != ranks[0].ep_size:
-            continue
-        layers = {entry.layer for rank in ranks for entry in rank.experts}
-        counts = [_RankCounts(rank) for rank in ranks] if layers else []
-        for layer in sorted(layers):
-            for violation, count in _layer(counts, layer):
-                if count > 0:
-                    found.append(
-                        GroupViolation(
-                            ep_group=ep_group,
-                            microbatch=microbatch,
-                            forward_mode=mode,
-                            layer=layer,
-                            violation=violation,
-                            count=count,
-                        )
-                    )
+    for (ep_group, microbatch), members in sorted(groups.items()):
+        for mode, ranks in sorted(_by_mode(members).items()):
+            found += _group(ep_group, microbatch, mode, ranks)
     return tuple(found)
+
+
+def _by_mode(ranks: list[RankStep]) -> dict[ForwardMode, list[RankStep]]:
+    """Ranks by what their step is for; an idle rank keeps those company that are not."""
+    found: dict[ForwardMode, list[RankStep]] = {}
+    for rank in ranks:
+        found.setdefault(rank.forward_mode, []).append(rank)
+    if len(found) > 1:
+        busy = {rank.forward_mode for rank in ranks if not _is_idle(rank)}
+        if len(busy) == 1:
+            return {busy.pop(): ranks}
+    return found
+
+
+def _is_idle(rank: RankStep) -> bool:
+    kinds = {entry.kind for entry in rank.experts}
+    return _DUMMY in kinds and kinds.isdisjoint(_ADMITTED)
+
+
+def _group(ep_group: int, microbatch: int, mode: ForwardMode, ranks: list[RankStep]) -> list[GroupViolation]:
+    found: list[GroupViolation] = []
+    if {rank.ep_rank for rank in ranks} != set(range(ranks[0].ep_size)) or len(ranks) != ranks[0].ep_size:
+        return found
+    layers = {entry.layer for rank in ranks for entry in rank.experts}
+    counts = [_RankCounts(rank) for rank in ranks] if layers else []
+    for layer in sorted(layers):
+        for violation, count in _layer(counts, layer):
+            if count > 0:
+                found.append(
+                    GroupViolation(
+                        ep_group=ep_group,
+                        microbatch=microbatch,
+                        forward_mode=mode,
+                        layer=layer,
+                        violation=violation,
+                        count=count,
+                    )
+                )
+    return found
 
 
 class _RankCounts:

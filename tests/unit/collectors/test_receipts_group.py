@@ -11,7 +11,15 @@ from moetrace_collectors.model import ExpertCounts, JoinedStep, RankStep, Traffi
 from moetrace_collectors.receipts import group_violations
 from moetrace_collectors.simulate import SimulatedRun, simulate
 from moetrace_collectors.testing import SyntheticRun
-from moetrace_schemas.enums import COUNT_KIND_CODE, PHASE_CODE, ClosedBy, CountKind, Phase, RoutingViolation
+from moetrace_schemas.enums import (
+    COUNT_KIND_CODE,
+    PHASE_CODE,
+    ClosedBy,
+    CountKind,
+    ForwardMode,
+    Phase,
+    RoutingViolation,
+)
 
 RUN = SyntheticRun(world_size=2, num_layers=1, num_experts=4)
 RECEIVED_KIND = COUNT_KIND_CODE[CountKind.RECEIVED]
@@ -126,6 +134,23 @@ def test_rows_of_an_idle_rank_may_have_gone_anywhere() -> None:
     assert found(idle(ranks(received=[[0, 8, 0, 0], [0, 0, 4, 2]]), 1)) == {
         RoutingViolation.EXECUTED_NOT_SELECTED: 3
     }
+
+
+def test_an_idle_rank_belongs_to_those_whom_it_keeps_company() -> None:
+    """Whatever it says that its own batch is for; ranks of two kinds of batches are still none to compare."""
+    lost = idle(ranks(received=[[3, 2, 0, 0], [0, 0, 5, 2]]), 1)
+    first, second = (
+        replace(step, forward_mode=mode)
+        for step, mode in zip(lost, (ForwardMode.PREFILL, ForwardMode.DECODE), strict=True)
+    )
+    (violation,) = group_violations(whole((first, second)))
+    assert (violation.forward_mode, violation.violation, violation.count) == (
+        ForwardMode.PREFILL,
+        RoutingViolation.CONSERVATION,
+        2,
+    )
+    busy = ranks(received=[[3, 2, 0, 0], [0, 0, 5, 2]])[1]
+    assert found((first, replace(busy, forward_mode=ForwardMode.DECODE))) == {}
 
 
 def test_an_idle_rank_whose_rows_do_not_add_up_is_left_alone() -> None:
