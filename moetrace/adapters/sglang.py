@@ -2,12 +2,12 @@
 
 Dispatchers that split each exchange in two (issue, then receive) are wrapped in both halves, since
 two-batch overlap calls the halves and not `dispatch` and `combine`; what is a barrier is the receiving
-half. Where top-k is left to the kernel (bypassed), nothing is counted; where the model routes by itself, the
-ids that it calls the experts with are; where all ranks of a tensor-parallel
-group route the same tokens (no exchange backend), the first one counts; where rows of data-parallel ranks are
-gathered before that, each counts its own (moetrace.adapters.sglang_gathered). With experts that are
-replicated or moved the ids in a top-k output are physical: they are counted as such, and by the engine's
-map as logical.
+half. Where top-k is left to the kernel (bypassed), nothing is counted; where the model routes by itself,
+always or where a kernel of its own can, the ids that it calls the experts with are; where all ranks of a
+tensor-parallel group route the same tokens (no exchange backend), the first one counts; where rows of
+data-parallel ranks are gathered before that, each counts its own (moetrace.adapters.sglang_gathered). With
+experts that are replicated or moved the ids in a top-k output are physical: they are counted as such, and by
+the engine's map as logical.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def _layer(path: str, experts: Any, around: Any, layer: int) -> LayerMatch:
         else:
             gathered = gathers()
             notes += gathered_notes() if gathered else ()
-            targets += _counts(top_k, layer, f"{above}topk.forward", own=moved is None, gathered=gathered)
+            name = f"{above}topk.forward"
+            targets += _counts(top_k, experts, layer, (name, f"{here}forward"), gathered, own=moved is None)
         if moved is not None and not elsewhere:
             notes.append("counted by physical expert, and by logical one as the engine's map says")
     elif counted:
@@ -166,16 +167,46 @@ def _parallel(experts: Any) -> ExpertParallel | None:
     return ExpertParallel(rank=rank, size=size, group=here - rank)
 
 
-def _counts(top_k: Any, layer: int, name: str, *, own: bool, gathered: bool) -> list[Target]:
+def _counts(
+    top_k: Any, experts: Any, layer: int, names: tuple[str, str], gathered: bool, *, own: bool
+) -> list[Target]:
     """`own`: ids are logical ones; `gathered`: of rows that are not all this rank's."""
     add = add_own if gathered else _add_all
-    ids = partial(_count_ids, add)
+    name, experts_name = names
     if own:
-        return [count(top_k, "forward", layer, name, ids)]
+        choice = _Choice(add)
+        return [
+            count(top_k, "forward", layer, name, choice.chosen),
+            count(experts, "forward", layer, experts_name, choice.given),
+        ]
     return [
         count(top_k, "forward", layer, name, partial(_count_logical, add, layer)),
-        count(top_k, "forward", layer, name, ids, CountKind.PHYSICAL),
+        count(top_k, "forward", layer, name, partial(_count_ids, add), CountKind.PHYSICAL),
     ]
+
+
+class _Choice:
+    """Counts what a layer's top-k chose; where a model went past it, what the experts are called with."""
+
+    def __init__(self, add: Add) -> None:
+        self._add = add
+        self._seen = False
+        """Whether top-k was called since the experts were."""
+
+    def chosen(
+        self, counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Of forward(hidden_states, router_logits, ..)."""
+        self._seen = True
+        _count_ids(self._add, counter, index, args, kwargs, result)
+
+    def given(
+        self, counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Of forward(hidden_states, topk_output, ..)."""
+        seen, self._seen = self._seen, False
+        if not seen:
+            _count_given(self._add, counter, index, args, kwargs, result)
 
 
 def _add_all(counter: RouteCounter, index: int, ids: Any) -> None:

@@ -152,6 +152,31 @@ def test_a_model_that_routes_by_itself_is_counted_at_its_experts(
     assert all(layer.counted for layer in traced.report.layers)
 
 
+def test_a_top_k_that_a_model_goes_past_at_times_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel may do gate and top-k for some batches, as in srt/models/kimi_k3.py: then the experts tell."""
+    monkeypatch.setitem(sys.modules, "sglang", ModuleType("sglang"))
+    model, emitter = Model(StandardDispatcher, 1).eval(), MemoryEmitter()
+    block: Any = model.layers[0]
+    tracer = moetrace.init(run_id="sglang", emitters=[emitter], endpoint="", warmup_steps=0)
+    moetrace.instrument(model, strict=True)
+    hidden = torch.randn(TOKENS, HIDDEN)
+
+    def fused() -> None:
+        logits = block.gate(hidden)
+        block.experts(hidden, StandardTopKOutput(*logits.topk(TOP_K), None))
+
+    for batches in ((block,), (fused,), (block, fused, fused), (fused, block)):
+        with moetrace.step():
+            for batch in batches:
+                batch(hidden) if batch is block else batch()
+    records = emitter.wait_for(4)
+    moetrace.shutdown()
+    assert tracer.guard.errors == {}
+    assert [sum(row.counts) for record in records for row in record.experts] == [
+        TOKENS * TOP_K * batches for batches in (1, 1, 3, 2)
+    ]
+
+
 def test_ids_of_a_model_that_routes_by_itself_are_not_guessed_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where experts are moved, nothing says whether they are logical or physical; and that is said."""
     monkeypatch.setitem(sys.modules, "sglang", ModuleType("sglang"))
