@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from moetrace.config import Config
@@ -27,10 +28,33 @@ class LastAnswer:
 
     def __init__(self) -> None:
         self._advice = ""
+        self._num_rejected = 0
+        self.rejection = ""
+        """The collector's words about spans of a request that it took without them."""
 
     def note(self, response: requests.Response, *_: Any, **__: Any) -> None:
-        """A hook of requests: remember the status."""
+        """A hook of requests: remember the status, and what of a request that was taken was not."""
         self._advice = _ADVICE.get(response.status_code, "")
+        self._num_rejected = 0
+        if response.status_code == HTTPStatus.OK and response.content:
+            self._note_partial(response.content)
+
+    def _note_partial(self, body: bytes) -> None:
+        # The exporter of opentelemetry does not look at the body: a span that is rejected is sent to it.
+        from google.protobuf.message import DecodeError
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+        try:
+            partial = ExportTraceServiceResponse.FromString(body).partial_success
+        except DecodeError:
+            return
+        self._num_rejected = max(0, partial.rejected_spans)
+        self.rejection = partial.error_message
+
+    def take_rejected(self) -> int:
+        """Spans of the last request that were rejected, told once."""
+        num_rejected, self._num_rejected = self._num_rejected, 0
+        return num_rejected
 
     def note_tls(self, error: Exception) -> None:
         """Remember that it did not come to an answer."""

@@ -128,7 +128,8 @@ class OtlpEmitter:
         self._batch: list[StepRecord] = []
         """What `_in_flight` counts, where nothing of it was found to be unsendable."""
         self._warned = False
-        self._lost_at_close = False
+        self._incomplete = False
+        self._warned_of_rejection = False
         self._thread = threading.Thread(target=self._run, name="moetrace-export", daemon=True)
         self._thread.start()
 
@@ -160,7 +161,7 @@ class OtlpEmitter:
         with self._lock:
             left = len(self._queue) + self._in_flight
             rest = [*(self._batch if self._in_flight else ()), *self._queue]
-            self._lost_at_close |= bool(self._placements)
+            self._incomplete |= bool(self._placements)
             self._queue.clear()
             self._in_flight = 0
             self._metrics.queue_steps = 0
@@ -172,7 +173,7 @@ class OtlpEmitter:
         if not self._thread.is_alive():
             self._exporter.shutdown()
         # Else a request hangs; it is left to its own timeout in the daemon thread.
-        return left == 0 and not self._lost_at_close
+        return left == 0 and not self._incomplete
 
     def _run(self) -> None:
         silence = _SilenceThread(threading.get_ident())
@@ -216,7 +217,7 @@ class OtlpEmitter:
         for attempt in range(attempts):
             # Every other attempt goes without placements: one that is refused must not block the steps.
             if self._export_both(readable, with_placements=attempt % 2 == 0 or not readable):
-                self._metrics.exported[self.name] += self._settle()
+                self._delivered(self._settle())
                 return
             self._warn_once()
             pause = backoff * random.uniform(0.5, 1.5)
@@ -233,7 +234,7 @@ class OtlpEmitter:
             return
         if lost := self._settle():
             stopping = self._stop.is_set()
-            self._lost_at_close |= stopping
+            self._incomplete |= stopping
             self._metrics.drop(DropReason.SHUTDOWN_DEADLINE if stopping else DropReason.EXPORT_FAILED, lost)
 
     def _keep_in_flight(self) -> None:
@@ -267,7 +268,7 @@ class OtlpEmitter:
                 self._spool_retry_at = time.monotonic() + self._spool_backoff * random.uniform(0.5, 1.5)
                 return
             spool.sent(len(found))
-            self._metrics.exported[self.name] += len(readable)
+            self._delivered(len(readable))
             self._metrics.spooled_steps = len(spool)
             self._spool_backoff = FIRST_BACKOFF_S
             # Behind what is on disk, as long as there is anything.
@@ -283,6 +284,24 @@ class OtlpEmitter:
             left = max(0.0, self._spool_retry_at - time.monotonic())
             pause = left if pause is None else min(left, pause)
         return pause
+
+    def _delivered(self, num_steps: int) -> None:
+        """Count steps of the last request: it was taken, but maybe not all that is in it."""
+        num_rejected = self._answers.take_rejected()
+        if num_rejected and not self._warned_of_rejection:
+            self._warned_of_rejection = True
+            logger.warning(
+                "moetrace: the collector at %s takes requests and rejects what is in them (%s); the "
+                "model is not affected, drops are counted",
+                self._config.endpoint,
+                self._answers.rejection or "it does not say why",
+            )
+        # Where placements went along, what was rejected may be one of them: that is no step, but a loss too.
+        self._incomplete |= num_rejected > 0
+        lost = min(num_rejected, num_steps)
+        if lost:
+            self._metrics.drop(DropReason.REJECTED, lost)
+        self._metrics.exported[self.name] += num_steps - lost
 
     def _settle(self) -> int:
         """How many records of the batch are this thread's to count: none where `close` has counted them."""

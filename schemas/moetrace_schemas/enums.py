@@ -177,6 +177,12 @@ class DropReason(StrEnum):
     """The spool on disk was full; its oldest steps gave way."""
     SPOOL_FAILED = "spool_failed"
     """The disk of the spool did not take or give it."""
+    REJECTED = "rejected"
+    """The collector took the request and rejected the step; a warning has its words."""
+    STEP_OUT_OF_RANGE = "step_out_of_range"
+    """A step number below 0, or higher than the wire's highest."""
+    FORKED = "forked"
+    """The step ran in a forked child that has not called init of its own."""
 
 
 class SkipReason(StrEnum):
@@ -413,6 +419,9 @@ DROP_REASON_BY_CODE: dict[int, DropReason] = {
     8: DropReason.EVENT_POOL_EMPTY,
     9: DropReason.SPOOL_FULL,
     10: DropReason.SPOOL_FAILED,
+    11: DropReason.REJECTED,
+    12: DropReason.STEP_OUT_OF_RANGE,
+    13: DropReason.FORKED,
 }
 """Wire code -> DropReason."""
 DROP_REASON_CODE: dict[DropReason, int] = {member: code for code, member in DROP_REASON_BY_CODE.items()}

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTracePartialSuccess,
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
@@ -24,6 +25,8 @@ class FakeCollector:
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
         self.requests: list[ExportTraceServiceRequest] = []
+        self.rejection: ExportTracePartialSuccess | None = None
+        """What it says of every request that it takes."""
         self.refused = 0
         self._arrived = threading.Condition()
         collector = self
@@ -52,7 +55,7 @@ class FakeCollector:
             else:
                 self.refused += 1
             self._arrived.notify_all()
-        answer = ExportTraceServiceResponse().SerializeToString()
+        answer = ExportTraceServiceResponse(partial_success=self.rejection).SerializeToString()
         handler.send_response(status)
         # The exporter need not think for itself how long to wait.
         handler.send_header("Retry-After", "0")

@@ -1,0 +1,79 @@
+"""What a collector answers is told in the model's process: spans that it rejects, and why it takes none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTracePartialSuccess
+
+import moetrace
+from moetrace_schemas.enums import DropReason
+
+from .otlp_server import FakeCollector
+
+
+@pytest.fixture
+def collector() -> Iterator[FakeCollector]:
+    """A collector that takes everything unless told otherwise."""
+    server = FakeCollector()
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def _ended() -> Iterator[None]:
+    """No tracer outlives a test."""
+    yield
+    moetrace.shutdown(0.1)
+
+
+def run(endpoint: str, *, steps: int = 3, timeout_s: float = 10.0) -> tuple[bool, moetrace.Tracer]:
+    """Record steps of nothing and shut down: whether all was delivered, and the tracer that did it."""
+    tracer = moetrace.init(run_id="answers", endpoint=endpoint)
+    for _ in range(steps):
+        with moetrace.step():
+            pass
+    return moetrace.shutdown(timeout_s), tracer
+
+
+def test_steps_that_a_collector_rejects_are_dropped_and_its_words_are_told_once(
+    collector: FakeCollector, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request that is taken without its spans is no delivery: counted, one warning, shutdown False."""
+    collector.rejection = ExportTracePartialSuccess(rejected_spans=2, error_message="first: rank: 9 of 8")
+    with caplog.at_level(logging.WARNING):
+        delivered, tracer = run(collector.endpoint, steps=3)
+    assert not delivered
+    assert tracer.metrics.dropped[DropReason.REJECTED] >= 2
+    assert tracer.metrics.dropped.total() + tracer.metrics.exported.total() == 3
+    said = [message for message in caplog.messages if "first: rank: 9 of 8" in message]
+    assert len(said) == 1
+    assert collector.endpoint in said[0]
+
+
+def test_a_placement_that_is_rejected_is_a_loss_and_no_step(
+    collector: FakeCollector, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is rejected of a request without steps is no step, and shutdown is False all the same."""
+    collector.rejection = ExportTracePartialSuccess(rejected_spans=1, error_message="placement: too many")
+    tracer = moetrace.init(run_id="answers", endpoint=collector.endpoint)
+    moetrace.placement(1, [[0, 1, 2, 3]], ranks=1)
+    with caplog.at_level(logging.WARNING):
+        assert not moetrace.shutdown(10)
+    assert not tracer.metrics.dropped
+    assert any("placement: too many" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>\xff"], ids=["empty", "no protobuf"])
+def test_an_answer_that_is_no_protobuf_rejects_nothing(body: bytes) -> None:
+    """Servers that answer 200 with a text of theirs have taken the request."""
+    import requests
+
+    from moetrace.emit.credentials import LastAnswer
+
+    answers, response = LastAnswer(), requests.Response()
+    response.status_code, response._content = 200, body
+    answers.note(response)
+    assert answers.take_rejected() == 0
