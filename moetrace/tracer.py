@@ -38,7 +38,7 @@ from moetrace.record.sites import SiteTable
 from moetrace.record.types import StepRecord
 from moetrace.self_metrics import SelfMetrics
 from moetrace_schemas.enums import DropReason, ForwardMode, Phase
-from moetrace_schemas.identity import is_sampled
+from moetrace_schemas.identity import HIGHEST_STEP, is_sampled
 
 if TYPE_CHECKING:
     from moetrace.emit.base import Emitter
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from moetrace.timing.clock import Clock
 
 logger = logging.getLogger("moetrace")
-_HIGHEST_STEP = 2**63 - 1
-"""The wire's step index is an int64."""
 _HIGHEST_MICROBATCH = 65_535
 """The wire's microbatch column is a uint16."""
 
@@ -237,10 +235,12 @@ class Tracer:
         if self.buffer is not None:
             self._drop_open(DropReason.STEP_ABORTED)
         number = self._next_step if step is None else operator.index(step)
-        if not 0 <= number <= _HIGHEST_STEP:
-            raise ValueError(f"step={number}: 0 to {_HIGHEST_STEP} expected")
-        self._next_step = number + 1
         recording = not (self.closed or self.guard.is_off("record"))
+        if recording and not 0 <= number <= HIGHEST_STEP:
+            # No stage's failure: after too many of those, steps with good numbers would go unrecorded too.
+            self._refuse(DropReason.STEP_OUT_OF_RANGE, f"step={number}: 0 to {HIGHEST_STEP} expected")
+            return
+        self._next_step = number + 1
         if not recording or not is_sampled(self.context.run_id, number, self.config.sample_period):
             self.metrics.steps_not_sampled += 1
             return
@@ -305,6 +305,13 @@ class Tracer:
             self._release(buffer, DropReason.INTERNAL_ERROR)
             raise
         pool.hand_over(buffer)
+
+    def _refuse(self, reason: DropReason, why: str) -> None:
+        """Count a step that cannot be recorded; the first is told of."""
+        if not self.metrics.dropped[reason]:
+            logger.warning("moetrace: %s; such steps are not recorded, and counted as dropped", why)
+        self.metrics.steps_sampled += 1
+        self.metrics.drop(reason)
 
     def _drop_open(self, reason: DropReason) -> None:
         buffer, self.buffer = self.buffer, None

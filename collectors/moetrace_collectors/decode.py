@@ -45,7 +45,7 @@ MAX_BLOCK_BYTES = 32 * 2**20
 """One packed column."""
 MAX_OTHER_BYTES = 64 * 1_024
 """A span without its packed columns."""
-MAX_STEP = 2**62
+MAX_STEP = identity.HIGHEST_STEP
 MAX_INDEX = 2**31 - 1
 MAX_MICROBATCH = 65_535
 MAX_NS = 2**53

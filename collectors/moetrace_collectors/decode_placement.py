@@ -25,7 +25,7 @@ from moetrace_schemas.placement import (
     canonical_json,
 )
 
-MAX_STEP = 2**62
+MAX_STEP = identity.HIGHEST_STEP
 MAX_SIZE = 2**53
 MAX_WEIGHTS_TEXT = MAX_WEIGHTS * 256
 """Characters of the digests' JSON."""

@@ -12,6 +12,8 @@ from functools import lru_cache
 
 RUN_ID_PATTERN = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 """What a run id may look like: it becomes a label, a column value and part of file names."""
+HIGHEST_STEP = 2**62
+"""The highest step number that a rank may record and a collector takes."""
 
 
 def _digest(size: int, person: bytes, *parts: bytes) -> bytes:

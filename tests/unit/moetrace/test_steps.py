@@ -16,7 +16,7 @@ from moetrace.record.types import StepRecord
 from moetrace.testing import FakeTime
 from moetrace.timing.clock import HostClock
 from moetrace_schemas.enums import CountKind, DropReason, ForwardMode, Phase
-from moetrace_schemas.identity import is_sampled
+from moetrace_schemas.identity import HIGHEST_STEP, is_sampled
 
 from .conftest import Recording
 
@@ -203,8 +203,6 @@ def test_a_placement_version_holds_from_the_next_step_on(record: Make) -> None:
         {"microbatch": -1},
         {"microbatch": 65_536},
         {"microbatch": None},
-        {"step": -1},
-        {"step": 2**63},
         {"step": "seven"},
         {"step": 1.5},
     ],
@@ -222,6 +220,36 @@ def test_a_wrong_argument_of_a_step_never_reaches_the_model(record: Make, argume
     assert numbers(recording.records()) == [50]
     assert recording.tracer.guard.errors == {"step": 3}
     assert accounted(recording)
+
+
+@pytest.mark.parametrize("number", [-1, HIGHEST_STEP + 1, 2**63 - 1, 2**63])
+def test_a_number_that_no_collector_takes_is_counted_and_ends_nothing(
+    record: Make, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    """However often it comes, it is told once and counted each time; good numbers are recorded behind it."""
+    recording = record()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(FAILURES_BEFORE_OFF + 1):
+            with recording.tracer.step(number):
+                pass
+        with recording.tracer.step(50):
+            pass
+    assert not recording.tracer.shutdown()
+    assert numbers(recording.records()) == [50]
+    assert recording.tracer.metrics.dropped == {DropReason.STEP_OUT_OF_RANGE: FAILURES_BEFORE_OFF + 1}
+    assert len([message for message in caplog.messages if f"step={number}" in message]) == 1
+    assert accounted(recording)
+
+
+def test_what_follows_the_highest_number_is_counted_until_a_lower_one_comes(record: Make) -> None:
+    """There is none behind the highest: such steps are dropped with a reason, and never fail silently."""
+    recording = record()
+    for number in (HIGHEST_STEP, *[None] * (FAILURES_BEFORE_OFF + 1), 7, None):
+        with recording.tracer.step(number):
+            pass
+    assert numbers(recording.records()) == [HIGHEST_STEP, 7, 8]
+    assert recording.tracer.metrics.dropped == {DropReason.STEP_OUT_OF_RANGE: FAILURES_BEFORE_OFF + 1}
+    assert recording.tracer.guard.errors == {}
 
 
 def test_a_wrong_argument_is_named_in_the_log_once(record: Make, caplog: pytest.LogCaptureFixture) -> None:
