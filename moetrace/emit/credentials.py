@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ _TLS_REASON = re.compile(r"(certificate verify failed: [\w '.,-]+)")
 _ADVICE = {
     401: " (it answers 401: give a token with scope ingest by token_file, or the header authorization)",
     403: " (it answers 403: the token lacks the scope ingest)",
+    404: " (it answers HTTP 404: the endpoint is the collector's base URL, to which /v1/traces is added)",
     413: " (it answers 413: a request is larger than it takes)",
     421: " (it answers 421: it listens on loopback only)",
     429: " (it answers 429: it is full, or this host sends too often)",
@@ -34,7 +36,8 @@ class LastAnswer:
 
     def note(self, response: requests.Response, *_: Any, **__: Any) -> None:
         """A hook of requests: remember the status, and what of a request that was taken was not."""
-        self._advice = _ADVICE.get(response.status_code, "")
+        status = response.status_code
+        self._advice = "" if response.ok else _ADVICE.get(status, f" (it answers HTTP {status})")
         self._num_rejected = 0
         if response.status_code == HTTPStatus.OK and response.content:
             self._note_partial(response.content)
@@ -62,9 +65,30 @@ class LastAnswer:
         reason = found[1] if found else "the handshake failed"
         self._advice = f" (TLS: {reason}: check ca_file, client_certificate and the endpoint's name)"
 
+    def note_no_answer(self, error: Exception) -> None:
+        """Remember why there was no connection, or nothing came back."""
+        self._advice = f" ({_why_no_answer(error)})"
+
     def advice(self) -> str:
         """Why it may not take data, in brackets; empty where that is not known."""
         return self._advice
+
+
+def _why_no_answer(error: BaseException) -> str:
+    """The operating system's reason, which requests buries under exceptions of its own."""
+    cause: BaseException | None = error
+    while cause is not None:
+        match cause:
+            case ConnectionRefusedError():
+                return "the connection is refused: nothing listens there"
+            case socket.gaierror():
+                return "its name does not resolve"
+            case TimeoutError():
+                return "no answer within export_timeout_s"
+            case OSError(strerror=str(reason)):
+                return reason
+        cause = cause.__cause__ or cause.__context__
+    return f"no answer: {type(error).__name__}"
 
 
 class TokenFile:
@@ -128,11 +152,17 @@ def make_session(config: Config, answers: LastAnswer) -> requests.Session:
             return merged
 
         def send(self, request: requests.PreparedRequest, **named: Any) -> requests.Response:
-            """Note why TLS failed."""
+            """Note why there is no answer."""
             try:
                 return super().send(request, **named)
             except requests.exceptions.SSLError as error:
                 answers.note_tls(error)
+                raise
+            except requests.exceptions.Timeout:
+                answers.note_no_answer(TimeoutError())
+                raise
+            except requests.exceptions.RequestException as error:
+                answers.note_no_answer(error)
                 raise
 
     session = Session()

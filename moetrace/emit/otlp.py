@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import requests
 
 logger = logging.getLogger("moetrace")
+TRACES_PATH = "/v1/traces"
 BATCH = 32
 """Records per request."""
 ATTEMPTS = 8
@@ -72,7 +73,7 @@ class Identity(Protocol):
 
 
 def make_exporter(config: Config, session: requests.Session | None = None) -> SpanExporter:
-    """OTLP over HTTP with gzip to `config.endpoint`.
+    """OTLP over HTTP with gzip to `config.endpoint`, whether or not that ends with the path of traces.
 
     What the configuration leaves open (headers, authority, client certificate) the exporter itself takes from
     OTEL_EXPORTER_OTLP_TRACES_* and OTEL_EXPORTER_OTLP_*.
@@ -81,7 +82,7 @@ def make_exporter(config: Config, session: requests.Session | None = None) -> Sp
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     return OTLPSpanExporter(
-        endpoint=config.endpoint.rstrip("/") + "/v1/traces",
+        endpoint=config.endpoint.rstrip("/").removesuffix(TRACES_PATH) + TRACES_PATH,
         headers=config.header_map,
         certificate_file=config.ca_file or None,
         client_certificate_file=config.client_certificate or None,
@@ -165,6 +166,9 @@ class OtlpEmitter:
             self._queue.clear()
             self._in_flight = 0
             self._metrics.queue_steps = 0
+        if left and self._answers.advice():
+            # The exporter tries again by itself, so that its first failure may not be told yet.
+            self._warn_once()
         if left and self._spool is not None:
             self._keep(rest)
             left = 0
@@ -369,10 +373,11 @@ class OtlpEmitter:
         if not self._warned:
             self._warned = True
             logger.warning(
-                "moetrace: the collector at %s does not take data%s; trying again in the background, "
-                "the model is not affected, drops are counted",
+                "moetrace: the collector at %s does not take data%s; %sthe model is not affected, "
+                "drops are counted",
                 self._config.endpoint,
                 self._answers.advice(),
+                "" if self._stop.is_set() else "trying again in the background, ",
             )
 
 

@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 import moetrace
 from moetrace_schemas.enums import DropReason
 
-from .otlp_server import FakeCollector
+from .otlp_server import Blackhole, FakeCollector, refusing_endpoint
 
 
 @pytest.fixture
@@ -77,3 +77,51 @@ def test_an_answer_that_is_no_protobuf_rejects_nothing(body: bytes) -> None:
     response.status_code, response._content = 200, body
     answers.note(response)
     assert answers.take_rejected() == 0
+
+
+def test_the_endpoint_may_hold_the_path_of_traces(collector: FakeCollector) -> None:
+    """An address as other exporters want it is the same address."""
+    for tail in ("/v1/traces", "/v1/traces/", "/"):
+        delivered, _ = run(collector.endpoint + tail, steps=1)
+        assert delivered
+    assert set(collector.paths) == {"/v1/traces"}
+
+
+def warning_of(endpoint: str, caplog: pytest.LogCaptureFixture, **settings: float) -> str:
+    """The one line about a collector that takes nothing."""
+    with caplog.at_level(logging.WARNING):
+        moetrace.init(run_id="answers", endpoint=endpoint, **settings)
+        with moetrace.step():
+            pass
+        assert not moetrace.shutdown(1)
+    (said,) = [message for message in caplog.messages if "does not take data" in message]
+    return said
+
+
+def test_a_wrong_path_is_told_with_what_was_answered(
+    collector: FakeCollector, caplog: pytest.LogCaptureFixture
+) -> None:
+    """HTTP 404 and what the endpoint should be."""
+    collector.statuses = [404] * 100
+    said = warning_of(collector.endpoint + "/collector", caplog)
+    assert "HTTP 404" in said
+    assert "base URL" in said
+
+
+def test_an_address_where_nobody_listens_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """As refused."""
+    assert "the connection is refused" in warning_of(refusing_endpoint(), caplog)
+
+
+def test_a_name_that_does_not_resolve_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """As the name that it is; a name under .invalid exists nowhere."""
+    assert "its name does not resolve" in warning_of("http://collector.invalid:4318", caplog)
+
+
+def test_a_collector_that_never_answers_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """With the setting that says how long it has."""
+    hole = Blackhole()
+    try:
+        assert "no answer within export_timeout_s" in warning_of(hole.endpoint, caplog, export_timeout_s=0.2)
+    finally:
+        hole.close()

@@ -326,7 +326,7 @@ def test_a_collector_that_is_away_is_not_noticed_by_who_emits(
         assert time.monotonic() - before < 1.5
         emitting.emitter._thread.join(10)
     assert [record.name for record in caplog.records] == ["moetrace"]
-    assert caplog.messages[0].startswith(f"moetrace: the collector at {away} does not take data;")
+    assert caplog.messages[0].startswith(f"moetrace: the collector at {away} does not take data (")
     assert emitting.accounted() == 200
     assert emitting.metrics.exported.total() == 0
     assert emitting.metrics.dropped[DropReason.SHUTDOWN_DEADLINE] >= 50

@@ -216,7 +216,7 @@ def test_with_a_collector_that_never_answers_every_step_is_accounted_for(
     assert metrics.exported.total() == 0
     assert metrics.dropped.total() == 101
     first, last = caplog.messages
-    assert first.startswith(f"moetrace: the collector at {hole.endpoint} does not take data;")
+    assert first.startswith(f"moetrace: the collector at {hole.endpoint} does not take data (")
     assert last.startswith("moetrace: 101 of 101 recorded steps not delivered: ")
 
 
