@@ -50,6 +50,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("moetrace")
 _HIGHEST_MICROBATCH = 65_535
 """The wire's microbatch column is a uint16."""
+_FORKED = (
+    "this process was forked from one in which moetrace runs, and the threads that send did not come along: "
+    "call moetrace.init() here, then instrument() or wrap() again"
+)
 
 
 class Tracer:
@@ -76,6 +80,8 @@ class Tracer:
         self.capture: StepBuffer | None = None
         """What wrapped calls record into while a device graph is captured."""
         self.open_scopes = 0
+        self._forked = False
+        """Whether this is a copy in a forked child, without the threads that drain and send."""
         self.closed = False
         """Whether nothing is recorded any more."""
         self._buffers = StepBuffers(self, clock)
@@ -225,6 +231,10 @@ class Tracer:
         """
         if self.capture is not None:
             # A forward that is captured does not run: it is no step.
+            return
+        if self._forked:
+            if self.config.sample_period > 0:
+                self._refuse(DropReason.FORKED, _FORKED)
             return
         if not self._has_torch and "torch" in sys.modules:
             self.guard.run("torch", self._learn_torch)
@@ -413,6 +423,10 @@ class Tracer:
         if self.closed:
             return True
         self.closed = True
+        if self._forked:
+            # What is queued is the parent's to send.
+            self.uninstrument()
+            return not self._tell_losses()
         aborted = self.buffer is not None
         if aborted:
             self._drop_open(DropReason.STEP_ABORTED)
@@ -420,14 +434,23 @@ class Tracer:
         delivered = self.drain.stop(self.config.shutdown_timeout_s if timeout_s is None else timeout_s)
         # Last: while the drain thread asks for events, captures must keep it out.
         self._buffers.graph_patches.restore()
-        if lost := self.metrics.losses():
+        return not self._tell_losses() and delivered and not aborted
+
+    def _tell_losses(self) -> bool:
+        """Whether steps were dropped at any time; says so."""
+        lost = self.metrics.losses()
+        if lost:
             logger.warning("moetrace: %s", lost)
-        return delivered and not aborted and not lost
+        return bool(lost)
 
     def disable_in_child(self) -> None:
-        """A forked child has no drain thread: it records nothing, and its model runs on untouched."""
+        """A forked child has no drain thread: it records nothing, tells so, and its model runs on."""
         self.buffer = None
-        self.closed = True
+        if not self.closed:
+            self._forked = True
+            self.metrics.steps_sampled = self.metrics.steps_not_sampled = 0
+            self.metrics.dropped.clear()
+            self.metrics.exported.clear()
 
 
 _alive: weakref.WeakSet[Tracer] = weakref.WeakSet()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import multiprocessing
 import os
 import threading
@@ -132,6 +133,57 @@ def test_a_child_may_start_a_tracer_of_its_own(context: str) -> None:
         pass
     moetrace.shutdown()
     assert len(parent.records) == 1
+
+
+def _step_in_child(results: Any, model: nn.Module) -> None:
+    """A child that goes on as if it were its parent."""
+    torch.set_num_threads(1)
+    lines: list[str] = []
+    listen = logging.Handler()
+    listen.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("moetrace").addHandler(listen)
+    tracer = moetrace.current_tracer()
+    for _ in range(3):
+        with moetrace.step():
+            pass
+    model(HIDDEN)  # without a step around it
+    results.put((moetrace.shutdown(timeout_s=10), dict(tracer.metrics.dropped), lines))
+
+
+@THREADS
+@FORK
+def test_a_forked_child_that_records_nothing_says_so() -> None:
+    """One warning, all of its steps counted, shutdown False; the parent's own steps are not its affair."""
+    parent, model = MemoryEmitter(), Model()
+    moetrace.init(run_id="parent", endpoint="", emitters=[parent])
+    moetrace.instrument(model)
+    with moetrace.step():
+        pass
+    children = multiprocessing.get_context("fork")
+    results = children.SimpleQueue()
+    child = children.Process(target=_step_in_child, args=(results, model))
+    child.start()
+    delivered, dropped, lines = results.get()
+    child.join(20)
+    assert child.exitcode == 0
+    assert not delivered
+    assert dropped == {DropReason.FORKED: 4}
+    assert len([line for line in lines if "forked" in line and "moetrace.init()" in line]) == 1
+    assert moetrace.shutdown()
+    assert len(parent.records) == 1
+
+
+@THREADS
+@FORK
+def test_a_forked_child_without_steps_has_lost_nothing() -> None:
+    """Workers that do not step are not bothered."""
+    moetrace.init(run_id="parent", endpoint="", emitters=[MemoryEmitter()])
+    children = multiprocessing.get_context("fork")
+    results = children.SimpleQueue()
+    child = children.Process(target=lambda: results.put(moetrace.shutdown()))
+    child.start()
+    assert results.get() is True
+    child.join(20)
 
 
 # --- threads -------------------------------------------------------------------------------------
