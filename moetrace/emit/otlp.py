@@ -37,6 +37,7 @@ from moetrace.self_metrics import SelfMetrics
 from moetrace_schemas import SCHEMA_VERSION, spans
 from moetrace_schemas.enums import DropReason
 from moetrace_schemas.identity import placement_span_id, span_id, trace_id
+from moetrace_schemas.wording import count
 
 if TYPE_CHECKING:
     import requests
@@ -172,6 +173,12 @@ class OtlpEmitter:
         if left and self._spool is not None:
             self._keep(rest)
             left = 0
+        if self._spool is not None and (waiting := len(self._spool)):
+            logger.warning(
+                "moetrace: %s in %s for this rank of this run to start again",
+                count(waiting, "step waits", "steps wait"),
+                self._config.spool_dir,
+            )
         if left:
             self._metrics.drop(DropReason.SHUTDOWN_DEADLINE, left)
         if not self._thread.is_alive():
@@ -190,17 +197,21 @@ class OtlpEmitter:
                 # A request costs more than what it carries: give the next steps a moment to join it.
                 self._full.wait(LINGER_S)
                 self._full.clear()
+                stopping = self._stop.is_set()
                 while batch := self._take():
                     if self._spool is not None and len(self._spool):
                         self._keep_in_flight()
                     else:
                         self._send(batch)
                 if self._spool is not None:
+                    if stopping:
+                        # One more try, whatever the pause: after this process maybe nobody comes for it.
+                        self._spool_retry_at = 0.0
                     self._empty(self._spool)
                 if self._placements:
                     self._send([])
                 self._metrics.background_ns["export"] = time.thread_time_ns()
-                if self._stop.is_set():
+                if stopping:
                     return
         finally:
             for logger_name in EXPORTER_LOGGERS:
@@ -234,6 +245,7 @@ class OtlpEmitter:
                 self._stop.wait(pause)
             backoff = min(backoff * 2, LONGEST_BACKOFF_S)
         if self._spool is not None:
+            self._spool_retry_at = time.monotonic() + self._spool_backoff * random.uniform(0.5, 1.5)
             self._keep_in_flight()
             return
         if lost := self._settle():
@@ -246,7 +258,6 @@ class OtlpEmitter:
         batch = self._batch
         if self._settle():
             self._keep(batch)
-            self._spool_retry_at = time.monotonic() + self._spool_backoff * random.uniform(0.5, 1.5)
 
     def _keep(self, records: Sequence[StepRecord]) -> None:
         assert self._spool is not None
@@ -278,7 +289,6 @@ class OtlpEmitter:
             # Behind what is on disk, as long as there is anything.
             while len(spool) and self._take():
                 self._keep_in_flight()
-                self._spool_retry_at = 0.0
         self._metrics.spooled_steps = len(spool)
 
     def _pause_s(self) -> float | None:

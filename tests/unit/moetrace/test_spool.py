@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -154,6 +155,39 @@ def test_a_rank_that_ends_while_the_collector_is_away_leaves_its_steps_for_the_n
     back.wait_for(lambda: len(back.steps) >= 41)
     assert again.close()
     assert back.steps == list(range(41))
+
+
+def test_closing_sends_what_waits_on_disk_without_waiting_for_the_next_try(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short process sends what the one before it left, its own steps behind, if the collector is there."""
+    first = Rank(directory, Collector(is_there=False))
+    first.emit(*range(40))
+    assert first.close()
+    monkeypatch.setattr(otlp, "FIRST_BACKOFF_S", 1000.0)
+    monkeypatch.setattr(otlp, "LONGEST_BACKOFF_S", 1000.0)
+    collector = Collector(is_there=False)
+    second = Rank(directory, collector)
+    collector.wait_for(lambda: collector.tries == 1)
+    collector.is_there = True
+    second.emit(40, 41)
+    assert second.close()
+    assert collector.steps == list(range(42))
+    assert list(directory.iterdir()) == []
+
+
+def test_closing_says_what_waits_on_disk(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """How many steps, and where; nothing where none wait."""
+    rank = Rank(directory, Collector(is_there=False))
+    rank.emit(*range(3))
+    with caplog.at_level(logging.WARNING):
+        assert rank.close()
+    (said,) = [message for message in caplog.messages if str(directory) in message]
+    assert "3 steps wait" in said
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert Rank(directory, Collector()).close()
+    assert caplog.messages == []
 
 
 def test_a_request_that_hangs_at_the_end_is_kept_too(directory: Path) -> None:
