@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moetrace.errors import ConfigError
+from moetrace.errors import ConfigError, check_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,16 @@ def detect(
         ConfigError: a number that does not fit, or several ranks without a common run id.
     """
     environment = os.environ if environment is None else environment
+    told = {
+        "rank": rank,
+        "world_size": world_size,
+        "ep_rank": ep_rank,
+        "ep_size": ep_size,
+        "ep_group": ep_group,
+    }
+    for name, value in told.items():
+        if value is not None:
+            check_whole(name, value)
     torch_rank, torch_world = _torch_ranks()
     rank = _first(rank, torch_rank, _integer(environment, "RANK"), 0)
     world_size = _first(world_size, torch_world, _integer(environment, "WORLD_SIZE"), 1)

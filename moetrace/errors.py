@@ -10,6 +10,8 @@
 
 from __future__ import annotations
 
+import operator
+
 
 class MoetraceError(Exception):
     """Base of this package's errors."""
@@ -17,6 +19,18 @@ class MoetraceError(Exception):
 
 class ConfigError(MoetraceError, ValueError):
     """A setting is wrong; the message names the setting, its value and what is allowed."""
+
+
+def check_whole(name: str, value: object) -> None:
+    """Refuse what is no whole number.
+
+    Raises:
+        ConfigError: names it.
+    """
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigError(f"{name}={value!r}: a whole number expected") from None
 
 
 class UnsupportedModelError(MoetraceError, ValueError):

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from moetrace.errors import ConfigError
+from moetrace.errors import ConfigError, check_whole
 from moetrace.instrument.patches import mark_of
 from moetrace.instrument.phases import check_layer
 from moetrace.instrument.wrap import Observer, timed
 from moetrace.record.sites import Role, Site
 from moetrace_schemas.enums import Phase
+from moetrace_schemas.placement import MAX_EXPERTS
 
 if TYPE_CHECKING:
     from moetrace.instrument.install import Installer
@@ -37,10 +38,12 @@ def check_parts(
         ConfigError: an unknown name, a value that is not callable, or a number out of range.
     """
     check_layer(layer)
-    if num_experts is not None and num_experts < 1:
-        raise ConfigError(f"num_experts={num_experts}: 1 or more expected")
-    if num_experts is not None and layer is None:
-        raise ConfigError(f"num_experts={num_experts}: counts are per layer: layer=... is needed too")
+    if num_experts is not None:
+        check_whole("num_experts", num_experts)
+        if not 1 <= num_experts <= MAX_EXPERTS:
+            raise ConfigError(f"num_experts={num_experts}: 1 to {MAX_EXPERTS} expected")
+        if layer is None:
+            raise ConfigError(f"num_experts={num_experts}: counts are per layer: layer=... is needed too")
     for name, function in callables.items():
         if name not in PARTS:
             raise ConfigError(f"wrap({name}=...): no such part; known: {', '.join(PARTS)}")

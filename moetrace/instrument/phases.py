@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from moetrace.errors import ConfigError
+from moetrace.errors import ConfigError, check_whole
 from moetrace.instrument.torch_state import TorchState
 from moetrace.instrument.wrap import Recorder, close_interval
 from moetrace.record.buffer import StepBuffer
@@ -19,9 +19,12 @@ def check_layer(layer: int | None) -> None:
     """Refuse a layer number that the wire cannot hold.
 
     Raises:
-        ConfigError: it is out of range.
+        ConfigError: it is none, or out of range.
     """
-    if layer is not None and not 0 <= layer <= HIGHEST_LAYER:
+    if layer is None:
+        return
+    check_whole("layer", layer)
+    if not 0 <= layer <= HIGHEST_LAYER:
         raise ConfigError(f"layer={layer}: 0 to {HIGHEST_LAYER} expected")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from moetrace.context import detect
@@ -44,11 +46,15 @@ def test_an_expert_parallel_group_is_named_by_its_lowest_rank() -> None:
     [
         ({"rank": 8, "world_size": 8}, {}, r"rank=8: 0 to 7 expected \(world_size=8\)"),
         ({"ep_rank": 4, "ep_size": 4}, {}, r"ep_rank=4: 0 to 3 expected \(ep_size=4\)"),
+        ({"rank": "x"}, {}, "rank='x': a whole number expected"),
+        ({"world_size": 1.5}, {}, "world_size=1.5: a whole number expected"),
+        ({"ep_size": "2", "ep_rank": 0}, {}, "ep_size='2': a whole number expected"),
+        ({"ep_group": "a"}, {}, "ep_group='a': a whole number expected"),
         ({}, {"RANK": "first"}, "RANK='first': a whole number expected"),
     ],
 )
 def test_a_number_that_does_not_fit_is_named(
-    arguments: dict[str, int], environment: dict[str, str], message: str
+    arguments: dict[str, Any], environment: dict[str, str], message: str
 ) -> None:
     """With its value and what is expected."""
     with pytest.raises(ConfigError, match=message):

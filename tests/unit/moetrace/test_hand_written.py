@@ -115,7 +115,10 @@ def test_without_num_experts_nothing_is_counted(record: Make) -> None:
         ({"router": 5}, r"wrap\(router=5\): a callable expected"),
         ({"router": print, "layer": -1}, "layer=-1: 0 to 32767 expected"),
         ({"router": print, "layer": 40_000}, "layer=40000: 0 to 32767 expected"),
-        ({"router": print, "layer": 0, "num_experts": 0}, "num_experts=0: 1 or more expected"),
+        ({"router": print, "layer": 0, "num_experts": 0}, "num_experts=0: 1 to 65536 expected"),
+        ({"router": print, "layer": 0, "num_experts": 10**9}, "num_experts=1000000000: 1 to 65536 expected"),
+        ({"router": print, "layer": 0, "num_experts": "8"}, "num_experts='8': a whole number expected"),
+        ({"router": print, "layer": "a"}, "layer='a': a whole number expected"),
         ({"router": print, "num_experts": 8}, "num_experts=8: counts are per layer: layer=... is needed too"),
     ],
 )
