@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import threading
 import tracemalloc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -403,6 +404,20 @@ class Nowhere:
     def close(self, deadline_monotonic_s: float) -> bool:
         """Nothing is queued."""
         return True
+
+
+def test_a_model_is_let_go_of_when_it_is_uninstrumented(record: Make) -> None:
+    """As the limits say: from then on nothing of ours keeps it, recorded steps or not."""
+    recording, model = record(), Model()
+    recording.tracer.instrument(model)
+    with recording.tracer.step():
+        model(HIDDEN)
+    gone = weakref.ref(model)
+    recording.tracer.uninstrument(model)
+    recording.emitter.wait_for(1)
+    del model
+    gc.collect()
+    assert gone() is None
 
 
 def test_memory_does_not_grow_with_steps() -> None:
