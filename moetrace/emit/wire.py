@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moetrace.context import RankContext
 from moetrace.record.placement import PlacementRecord
-from moetrace.record.types import StepRecord, WaitRow
+from moetrace.record.types import StepRecord, TrafficRecord, WaitRow
 from moetrace_schemas import SCHEMA_VERSION, attributes
 from moetrace_schemas.columns import (
     COACTIVATION,
@@ -68,13 +68,14 @@ def span_attributes(
         values[attributes.ANCHOR_ERROR_NS] = record.anchor_error_ns
     if record.experts:
         values[attributes.COLUMNS_EXPERTS] = _experts(record)
-    if record.traffic:
-        values[attributes.COLUMNS_TRAFFIC] = _traffic(record)
+    # What exchanges of another group than the expert-parallel one say has no place in its matrix.
+    traffic = [row for row in record.traffic if len(row.rows) == context.ep_size]
+    if traffic:
+        values[attributes.COLUMNS_TRAFFIC] = _traffic(traffic)
     if record.violations:
         values[attributes.COLUMNS_VIOLATIONS] = _violations(record)
     if record.coactivation:
         values[attributes.COLUMNS_COACTIVATION] = _coactivation(record)
-    # A communication buffer of another group than the expert-parallel one has no place in its matrix.
     waits = [row for row in record.waits if len(row.waits) == context.ep_size]
     if waits:
         values[attributes.COLUMNS_WAITS] = _waits(waits)
@@ -114,8 +115,7 @@ def _experts(record: StepRecord) -> bytes:
     )
 
 
-def _traffic(record: StepRecord) -> bytes:
-    rows = record.traffic
+def _traffic(rows: list[TrafficRecord]) -> bytes:
     return pack(
         TRAFFIC,
         [

@@ -75,11 +75,13 @@ def _wrap_part(
     is_module = hasattr(function, "forward") and hasattr(function, "named_modules")
     if mark_of(vars(function).get("forward") if is_module else function):
         return function
+    if name in ("dispatch", "combine") and layer is not None:
+        observe = installer.placing.splits.observer(layer, phase)
     site = installer.tracer.sites.add(Site(role, phase, layer, f"wrap.{name}[{layer}]", alone=True))
 
     def make(current: Callable[..., Any]) -> Callable[..., Any]:
         if name in ("dispatch", "combine"):
-            current = installer.placing.learner.around(current)
+            current = installer.placing.splits.around(installer.placing.learner.around(current))
         current = installer.placing.with_range(current, site)
         return timed(current, installer.tracer, site, observe=observe)
 

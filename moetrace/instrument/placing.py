@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from moetrace.adapters.base import Call, Target
 from moetrace.instrument.counted import counted
+from moetrace.instrument.exchange_splits import ExchangeSplits
 from moetrace.instrument.learn_group import GroupLearner
 from moetrace.instrument.patches import Patches, mark_of
 from moetrace.instrument.receive_hook import timed_event_wait, timed_receive
@@ -25,6 +26,7 @@ class Placing:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self.learner = GroupLearner(tracer)
+        self.splits = ExchangeSplits(tracer)
         self.nvtx: Any = None
         """Push and pop of profilers' ranges, or why there are none; None before anybody asked."""
 
@@ -42,7 +44,7 @@ class Placing:
 
                 current = with_wait_stats(current, tracer)
             if target.call is Call.LAUNCH:
-                current = self.learner.beside(current)
+                current = self.splits.beside(self.learner.beside(current))
             current = self.with_range(current, site)
             if target.call is Call.LAUNCH:
                 return timed_launch(current, tracer, site, handle_of)
