@@ -40,7 +40,6 @@ _NEEDED = (
     "compiler.is_dynamo_compiling",
     "library.register_fake",
     "_C._AutoDispatchBelowAutograd",
-    "_C._current_graph_task_id",
     "_C._get_dispatch_mode",
     "_C._len_torch_dispatch_stack",
     "_C._TorchDispatchModeKey.FUNCTIONAL",
@@ -194,6 +193,9 @@ class TracedCounter:
 
 # --- registered with torch -----------------------------------------------------------------------------
 
+LIMITS: list[tuple[str, str]] = []
+"""What this torch lets nobody record of compiled graphs, and why; reports of coverage tell it."""
+
 _RUN: dict[str, Callable[..., None]] = {
     "begin": lambda reads, key, site: graph_marks.begin(key, site),
     "end": lambda reads, key, site: graph_marks.end(key, site),
@@ -224,8 +226,8 @@ def _register() -> Any | None:
             torch.library.register_fake(f"{_NAMESPACE}::{name}", _nothing, lib=library)
             _register_effectful_op(getattr(torch.ops.moetrace, name).default, _EffectType.ORDERED)
         _trace_backward(library)
-    except (ImportError, AttributeError, TypeError, RuntimeError) as error:
-        logger.info("moetrace: this torch takes no marks in compiled graphs (%s)", error)
+    except Exception as error:  # noqa: BLE001 - names that are not public may do anything by now
+        _limited("compiled graphs", "keeps no marks in compiled graphs", error)
         return None
     return library
 
@@ -235,11 +237,17 @@ def _trace_backward(library: Any) -> None:
     try:
         operator.attrgetter(*_NEEDED_BY_BACKWARD)(torch)
     except AttributeError as error:
-        logger.info("moetrace: this torch takes no marks of the backward in compiled graphs (%s)", error)
+        _limited("backward of compiled graphs", "does not say whose backward runs: it is not recorded", error)
         return
     backward = BackwardTracing(torch.ops.moetrace)
     library.impl("begin", backward.begin, "Autograd")
     library.impl("end", backward.end, "Autograd")
+
+
+def _limited(what: str, lack: str, error: Exception) -> None:
+    lines = str(error).splitlines() or [type(error).__name__]
+    LIMITS.append((what, f"torch {torch.__version__} {lack} ({lines[0]})"))
+    logger.info("moetrace: %s: %s", *LIMITS[-1])
 
 
 def _nothing(*args: Any) -> None:

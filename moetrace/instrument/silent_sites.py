@@ -146,7 +146,15 @@ def _silent(
     number: int, site: Site, placed: PlacedSite | None, record: StepRecord, fired: Sequence[Site]
 ) -> SilentSite:
     reason = _reason(number, site, placed, record, fired)
-    return SilentSite(name=site.name, layer=site.layer, code=reason.name.lower(), reason=reason.value)
+    return SilentSite(name=site.name, layer=site.layer, code=reason.name.lower(), reason=_sentence(reason))
+
+
+def _sentence(reason: SilentReason) -> str:
+    if reason is not SilentReason.COMPILED:
+        return reason.value
+    from moetrace.instrument import compiled
+
+    return reason.value if compiled.AVAILABLE else f"{reason.value}, and {compiled.LIMITS[0][1]}"
 
 
 def _reason(
