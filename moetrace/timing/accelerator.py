@@ -26,12 +26,12 @@ class AcceleratorDevice:
         """
         self._kind = kind
         self._torch = torch
-        self._current = torch.accelerator.current_stream
         self._own: Any = None
         # Better to learn it here than at every mark.
         probe = self.new_event()
         probe.record()
         probe.query()
+        self._current = torch.accelerator.current_stream
 
     def new_event(self) -> DeviceEvent:
         """A timing event."""

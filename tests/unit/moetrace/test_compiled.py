@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from compiled_models import Decoder, Router, Ticks, equal, train
+from compiled_models import Decoder, Router, Ticks, equal, needs_marks, train
 from moetrace.instrument import graph_calls, torch_state
 from moetrace.instrument.recorders import key_of
 from moetrace.instrument.torch_state import TorchState
@@ -26,6 +26,7 @@ Make = Callable[..., Any]
 
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=NEEDS_COMPILER)]
+pytestmark = needs_marks
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from compiled_models import needs_marks
 from moetrace.adapters.reference import ReferenceMoE
 from moetrace.emit.wire import span_attributes
 from moetrace.testing import FakeDevice
@@ -265,6 +266,7 @@ def test_both_figures_travel_with_every_step(record: Make) -> None:
 
 
 @torch.no_grad()
+@needs_marks
 def test_a_compiled_model_is_covered_and_nothing_is_said(
     record: Make, caplog: pytest.LogCaptureFixture
 ) -> None:

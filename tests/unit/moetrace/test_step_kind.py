@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from compiled_models import needs_marks
 from moetrace.adapters.base import EngineCall, StepFacts
 from moetrace.adapters.reference import ReferenceMoE
 from moetrace.instrument.patches import Patches
@@ -120,6 +121,7 @@ def test_packed_tokens_may_be_of_both(record: Make) -> None:
     assert modes(record, body) == [MIXED, TRAIN]
 
 
+@needs_marks
 def test_a_compiled_call_says_the_same(record: Make) -> None:
     """Decode, prefill, packed and training, in steps of its own and in one that is open."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from compiled_models import Decoder, Ticks, train
+from compiled_models import Decoder, Ticks, equal, train
 from moetrace.instrument import backward, compiled, torch_state
 from moetrace.timing.clock import HostClock
 from moetrace.timing.cuda_events import CudaDevice
@@ -87,6 +87,31 @@ def test_a_name_that_torch_does_not_have_costs_what_it_says(lacks: list[str], ro
     assert int(ran.stdout) == routed
     assert ran.stderr.count("moetrace:") == bool(told), ran.stderr
     assert told in ran.stderr
+
+
+def test_a_compiled_model_is_recorded_or_the_reason_is_told(
+    record: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under every torch: the same bits in one graph; phases and counts of it, or a warning with torch's name."""
+    model = Decoder()
+    plain = train(torch.compile(model, backend="aot_eager", fullgraph=True), model.parameters())
+    torch._dynamo.reset()
+    recording = record(clock=HostClock(Ticks().now_ns))
+    recording.tracer.instrument(model)
+    run: Any = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with caplog.at_level(logging.WARNING):
+        with recording.tracer.step():
+            assert equal(plain, train(run, model.parameters()))
+        (step,) = recording.emitter.wait_for(1)
+    coverage = recording.tracer.coverage()
+    assert recording.tracer.guard.errors == {}
+    if compiled.AVAILABLE:
+        assert {row.phase for row in step.phases} >= {Phase.ROUTER, Phase.FUSED}
+        assert coverage.silent == ()
+    else:
+        assert {row.phase for row in step.phases} == {Phase.OUTSIDE}
+        assert {site.code for site in coverage.silent} == {"compiled"}
+        assert f"torch {torch.__version__} keeps no marks in compiled graphs" in caplog.text
 
 
 def test_nodes_that_cannot_be_watched_cost_the_backward_alone(
