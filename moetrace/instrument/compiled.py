@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("moetrace")
 
 _NAMESPACE = "moetrace"
+_OLDEST = (2, 10)
+"""Dynamo of older ones cannot follow the code that marks bring: a graph would break, or not be compiled."""
 _NEEDED = (
     "compiler.is_exporting",
     "compiler.is_dynamo_compiling",
@@ -67,6 +69,17 @@ _SCHEMAS = {
 # --- traced: Dynamo reads these, so they keep to what it can follow --------------------------------
 
 
+def _flag_of_export() -> bool:
+    return torch.compiler._is_exporting_flag
+
+
+_version: Any = torch.__version__
+# Dynamo of older ones takes the function for true whatever it traces, and all marks would be left out.
+_is_exporting: Any = (
+    _flag_of_export if _version < (2, 13) else getattr(torch.compiler, "is_exporting", _flag_of_export)
+)
+
+
 def traced_call(function: Callable[..., Any], key: int, site: int, index: int) -> Callable[..., Any]:
     """The plain call between its two marks; without marks in a program that is exported.
 
@@ -74,7 +87,7 @@ def traced_call(function: Callable[..., Any], key: int, site: int, index: int) -
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_exporting():
+        if _is_exporting():
             return function(*args, **kwargs)
         torch.ops.moetrace.begin(_plain_tensors(*args, *kwargs.values()), "moetrace key", "moetrace site")
         result = function(*args, **kwargs)
@@ -84,7 +97,7 @@ def traced_call(function: Callable[..., Any], key: int, site: int, index: int) -
         return result
 
     def route(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_exporting():
+        if _is_exporting():
             return function(*args, **kwargs)
         torch.ops.moetrace.begin(_plain_tensors(*args, *kwargs.values()), "moetrace key", "moetrace site")
         result = function(*args, **kwargs)
@@ -99,7 +112,7 @@ def traced_call(function: Callable[..., Any], key: int, site: int, index: int) -
 
 def traced_mark(key: int, site: int, *, begins: bool) -> None:
     """One mark that reads nothing: placed by the order of effects alone."""
-    if key == NOBODY or torch.compiler.is_exporting():
+    if key == NOBODY or _is_exporting():
         return
     if begins:
         torch.ops.moetrace.begin([], key, site)
@@ -112,7 +125,7 @@ def traced_count(function: Callable[..., Any], key: int, count: Count, index: in
 
     def call(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        if not torch.compiler.is_exporting():
+        if not _is_exporting():
             count(TracedCounter("moetrace key"), "moetrace index", args, kwargs, result)  # type: ignore[arg-type]
         return result
 
@@ -129,7 +142,7 @@ def traced_step(
     kwargs: dict[str, Any],
 ) -> Any:
     """A model's forward: notes padding and what it is for; a step of its own where none is open then."""
-    if key == NOBODY or torch.compiler.is_exporting():
+    if key == NOBODY or _is_exporting():
         return forward(*args, **kwargs)
     reads = [tensor.detach() for tensor in _plain_tensors(*args, *kwargs.values())]
     cached, length = kwargs.get("past_key_values") is not None, tokens_per_sequence(args, kwargs)
@@ -216,6 +229,8 @@ _RUN: dict[str, Callable[..., None]] = {
 def _register() -> Any | None:
     """Define the ops; None where this torch has no ordered effects, and tracing steps aside as a whole."""
     try:
+        if _version < _OLDEST:
+            raise NotImplementedError(f"{'.'.join(map(str, _OLDEST))} or newer does")
         operator.attrgetter(*_NEEDED)(torch)
         from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 

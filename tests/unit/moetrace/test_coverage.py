@@ -286,6 +286,7 @@ def test_a_compiled_model_is_covered_and_nothing_is_said(
 @pytest.mark.parametrize("when", ["as a whole", "its layers in place", "its layers", "its forward"])
 def test_a_compiled_model_without_marks_is_named_so(record: Make, when: str) -> None:
     """With compiled=False only what runs between graphs fires; of the rest, that is the reason."""
+    torch._dynamo.reset()
     recording = record(compiled=False)
     model = Model()
     recording.tracer.instrument(model)

@@ -23,6 +23,7 @@ from moetrace.instrument.patches import mark_of
 from moetrace.record.buffer import StepBuffer
 from moetrace.timing.clock import HostClock
 from moetrace_schemas.enums import CountKind, Phase
+from transformers_there import transformers_or_skip
 
 from .conftest import Recording
 
@@ -60,8 +61,7 @@ class Dense(nn.Module):
 
 def olmoe(implementation: str = "grouped_mm") -> Any:
     """A tiny OLMoE with random weights."""
-    import transformers
-
+    transformers = transformers_or_skip()
     torch.manual_seed(0)
     config = transformers.OlmoeConfig(
         vocab_size=64,
@@ -88,15 +88,16 @@ def framework_namespaces() -> dict[str, dict[str, Any]]:
     """The modules and classes of torch and transformers that adapters patch."""
     import importlib
 
-    names = (
-        "torch.distributed",
-        "torch.distributed._functional_collectives",
+    import transformers
+
+    names: tuple[str, ...] = ("torch.distributed", "torch.distributed._functional_collectives")
+    theirs = (
         "transformers.integrations.moe",
         "transformers.distributed.expert_parallel",
         "transformers.distributed.parallel_utils",
     )
     found: dict[str, dict[str, Any]] = {}
-    for name in names:
+    for name in (*names, *(theirs if transformers.is_torch_available() else ())):
         module = importlib.import_module(name)
         found[name] = {key: value for key, value in vars(module).items() if type(value) is FunctionType}
     found["Work"] = dict(vars(torch.distributed.Work))

@@ -25,7 +25,7 @@ GRAPH_TASK = "_C._current_graph_task_id"
 NODE = "_C._current_autograd_node"
 PROGRAM = """
 import logging, operator, sys
-import torch
+import torch, torch.utils.checkpoint
 logging.basicConfig(format="%(message)s")
 names = sys.argv[1:]
 kept = []
@@ -92,7 +92,7 @@ def test_a_name_that_torch_does_not_have_costs_what_it_says(lacks: list[str], ro
 def test_a_compiled_model_is_recorded_or_the_reason_is_told(
     record: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Under every torch: the same bits in one graph; phases and counts of it, or a warning with torch's name."""
+    """Under every torch: the same bits in one graph; recorded, or a warning names torch."""
     model = Decoder()
     plain = train(torch.compile(model, backend="aot_eager", fullgraph=True), model.parameters())
     torch._dynamo.reset()
