@@ -76,7 +76,7 @@ def _flag_of_export() -> bool:
 _version: Any = torch.__version__
 # Dynamo of older ones takes the function for true whatever it traces, and all marks would be left out.
 _is_exporting: Any = (
-    _flag_of_export if _version < (2, 13) else getattr(torch.compiler, "is_exporting", _flag_of_export)
+    _flag_of_export if _version < (2, 12) else getattr(torch.compiler, "is_exporting", _flag_of_export)
 )
 
 
