@@ -150,11 +150,12 @@ def _silent(
 
 
 def _sentence(reason: SilentReason) -> str:
+    sentence: str = reason.value
     if reason is not SilentReason.COMPILED:
-        return reason.value
+        return sentence
     from moetrace.instrument import compiled
 
-    return reason.value if compiled.AVAILABLE else f"{reason.value}, and {compiled.LIMITS[0][1]}"
+    return sentence if compiled.AVAILABLE else f"{sentence}, and {compiled.LIMITS[0][1]}"
 
 
 def _reason(
