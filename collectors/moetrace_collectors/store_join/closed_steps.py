@@ -27,6 +27,8 @@ class ClosedStep:
     closed_by: ClosedBy
     closed_ms: int
     """Unix time by the store's clock, ms."""
+    num_records: int
+    """Rank steps that were there when it was found."""
 
 
 def closed_steps(
@@ -52,6 +54,7 @@ def closed_steps(
                     step=int(row["step"]),
                     closed_by=ClosedBy.COMPLETE if whole else ClosedBy.TIMEOUT,
                     closed_ms=int(row["last_ms"]) if whole else timed_out_ms,
+                    num_records=int(row["records"]),
                 )
             )
     return tuple(sorted(closed, key=lambda step: (step.closed_ms, step.run_id, step.step)))
