@@ -22,15 +22,18 @@ from moetrace_collectors.errors import UsageError
 from moetrace_collectors.ledger.client_store import ClientLedgerStore
 from moetrace_collectors.ledger.recorder import Recorder
 from moetrace_collectors.migrate import migrate
-from moetrace_collectors.model import ExpertCounts, RankStep
+from moetrace_collectors.model import ExpertCounts, JoinedStep, RankStep
 from moetrace_collectors.roll_ups.roll_up import RollUp, RollUpSettings
 from moetrace_collectors.roll_ups.thread import RollUpThread
-from moetrace_collectors.sinks.clickhouse_rows import rank_step_rows
+from moetrace_collectors.sinks.base import StepResult
+from moetrace_collectors.sinks.clickhouse import ClickHouseSink
+from moetrace_collectors.sinks.clickhouse_rows import unjoined_rows
 from moetrace_collectors.store import embedded_dsn, open_client, parse_store
 from moetrace_collectors.store_join.lease import JoinLease, StandIn
 from moetrace_collectors.store_join.store_joiner import STEPS_AT_ONCE, JoinSettings, StoreJoiner
 from moetrace_collectors.testing import SyntheticRun
-from moetrace_schemas.enums import COUNT_KIND_CODE, CountIds, CountKind
+from moetrace_collectors.verdict.engine import VerdictEngine
+from moetrace_schemas.enums import COUNT_KIND_CODE, ClosedBy, CountIds, CountKind
 
 RUN = SyntheticRun(run_id="r", world_size=2, num_layers=1)
 SECOND = 1_000_000_000
@@ -51,7 +54,7 @@ class Case:
     def store(self, rank_steps: Iterable[RankStep], *, waited_ms: int = 0) -> None:
         """A collector stores rows that it has had for so long."""
         now_ms = time.time_ns() // 1_000_000
-        for rows in rank_step_rows(list(rank_steps), late=False, received_unix_ms=now_ms - waited_ms):
+        for rows in unjoined_rows(list(rank_steps), received_unix_ms=now_ms - waited_ms):
             if not len(rows):
                 continue
             if hasattr(rows, "arrow"):
@@ -295,6 +298,42 @@ def killed(case: Case) -> Any:
     return {"failures": failures, "judged": len(set(case.judged)), "ledger": ledger}
 
 
+def switched(case: Case) -> Any:
+    """A site whose collector joined changes to --join=store: its steps of before have verdicts and no arrival."""
+    sink = ClickHouseSink(
+        case.client,
+        database=case.database,
+        batch_bytes=1 << 30,
+        on_stored=lambda *_: None,
+        on_lost=lambda *_: None,
+    )
+    engine = VerdictEngine()
+    for step in range(3):
+        ranks = RUN.step(step)
+        joined = JoinedStep(
+            run_id="r",
+            step=step,
+            world_size=2,
+            rank_steps=ranks,
+            missing_ranks=(),
+            closed_by=ClosedBy.COMPLETE,
+        )
+        sink.take_step(StepResult(joined=joined, verdict=engine.judge(joined), loads=()))
+    sink.flush()
+    arrived = case.rows("SELECT count() FROM rank_step_arrivals")
+    join = case.join()
+    turns = [join.turn()]
+    for step in range(3, 5):
+        case.store(RUN.step(step))
+    turns.append(join.turn())
+    # One of before whose verdict did not get through, found by a join that begins.
+    case.client.command(
+        f"ALTER TABLE {case.database}.step_verdicts DELETE WHERE step = 1 SETTINGS mutations_sync = 1"
+    )
+    turns += [join.turn(), case.join().turn()]
+    return {"arrived": arrived, "turns": turns, "judged": case.judged}
+
+
 def killed_once(case: Case) -> Any:
     """A join that is killed once: a placement's first steps are in the ledger, and no verdict is."""
     for step in range(160):
@@ -356,8 +395,20 @@ def main(path: str) -> None:
     """Every case."""
     logging.basicConfig(level=logging.WARNING)
     client = open_client(parse_store(embedded_dsn(Path(path))))
-    cases = (delayed, two_jobs, started_again, resent, unfolded, rolled_up, rolled_up_before_folded,
-        waited_for_days, killed, killed_once, standing_by)
+    cases = (
+        delayed,
+        two_jobs,
+        started_again,
+        resent,
+        unfolded,
+        rolled_up,
+        rolled_up_before_folded,
+        waited_for_days,
+        switched,
+        killed,
+        killed_once,
+        standing_by,
+    )
     told = {case.__name__: case(Case(client, f"case_{case.__name__}")) for case in cases}
     client.close()
     print(json.dumps(told))

@@ -260,6 +260,6 @@ def _give_all(sink: BatchWriter, records: list[_Give]) -> None:
         records.pop()(sink)
 
 
-def _take_all(sink: Writer, rank_steps: Sequence[RankStep]) -> None:
+def _take_all(sink: BatchWriter, rank_steps: Sequence[RankStep]) -> None:
     for rank_step in rank_steps:
-        sink.take_unjoined(rank_step)
+        sink.take_joined(rank_step)

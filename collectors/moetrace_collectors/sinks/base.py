@@ -60,8 +60,11 @@ class Writer(Protocol):
 class BatchWriter(Writer, Protocol):
     """A writer that is given a step in two parts, so that the second goes in when others have theirs."""
 
+    def take_joined(self, rank_step: RankStep) -> None:
+        """A rank step of a step that has closed; what was found out about it comes later."""
+
     def take_verdict(self, result: StepResult) -> None:
-        """What was found out about a step of which it was given the rank steps by `take_unjoined`."""
+        """What was found out about a step of which it was given the rank steps."""
 
 
 class Sink(Writer, Protocol):

@@ -26,6 +26,7 @@ from moetrace_collectors.sinks.clickhouse_rows import (
     TableRows,
     event_rows,
     rank_step_rows,
+    unjoined_rows,
     verdict_rows,
 )
 from moetrace_collectors.store import first_line
@@ -107,7 +108,8 @@ class ClickHouseSink:
         self._unix_ns = unix_ns
         self._results: list[StepResult] = []
         self._late: list[RankStep] = []
-        self._on_time: list[RankStep] = []
+        self._joined: list[RankStep] = []
+        self._unjoined: list[RankStep] = []
         self._events: list[CollectorEvent] = []
         self._pieces: deque[_Piece] = deque()
         self._unwritten: list[TableColumns | TableRows] = []
@@ -119,8 +121,12 @@ class ClickHouseSink:
 
     def take_step(self, result: StepResult) -> None:
         """See Writer."""
-        self._on_time += result.joined.rank_steps
+        self._joined += result.joined.rank_steps
         self.take_verdict(result)
+
+    def take_joined(self, rank_step: RankStep) -> None:
+        """See BatchWriter."""
+        self._joined.append(rank_step)
 
     def take_verdict(self, result: StepResult) -> None:
         """See BatchWriter."""
@@ -128,7 +134,7 @@ class ClickHouseSink:
 
     def take_unjoined(self, rank_step: RankStep) -> None:
         """See Writer."""
-        self._on_time.append(rank_step)
+        self._unjoined.append(rank_step)
 
     def take_late(self, rank_step: RankStep) -> None:
         """See Writer."""
@@ -171,9 +177,13 @@ class ClickHouseSink:
     def _take_buffer(self) -> None:
         """Plan the rows of what is buffered; verdicts go last, when all that they rest on is there."""
         now_ms = self._unix_ns() // NS_PER_MS
-        for steps, late in ((self._on_time, False), (self._late, True)):
+        for steps, render_rows in (
+            (self._joined, partial(rank_step_rows, late=False)),
+            (self._unjoined, unjoined_rows),
+            (self._late, partial(rank_step_rows, late=True)),
+        ):
             for piece in in_pieces(steps, self._batch_bytes):
-                render = partial(rank_step_rows, piece, late=late, received_unix_ms=now_ms)
+                render = partial(render_rows, piece, received_unix_ms=now_ms)
                 self._pieces.append(_Piece(render=render, table="rank_steps", number=len(piece)))
             self._unwritten_starts |= {(step.run_id, step.start_unix_ns) for step in steps}
         results, events = self._results, self._events
@@ -186,7 +196,8 @@ class ClickHouseSink:
         self._pieces.append(
             _Piece(render=partial(verdict_rows, results), table="step_verdicts", number=len(results))
         )
-        self._results, self._late, self._on_time, self._events = [], [], [], []
+        self._joined, self._unjoined, self._late = [], [], []
+        self._results, self._events = [], []
 
     def _render_next(self) -> None:
         piece = self._pieces[0]

@@ -30,5 +30,11 @@ def not_rolled_up(rank_steps: Sequence[RankStep], *, now_ms: int) -> TableRows:
         table="rolled_up_minutes",
         names=("run_id", "minute", "rank_steps", "verdicts", "rolled_up_at"),
         # Of two rows with one time the store keeps either.
-        columns=([rank_steps[0].run_id] * len(minutes), minutes, nothing, nothing, [now_ms + 1] * len(minutes)),
+        columns=(
+            [rank_steps[0].run_id] * len(minutes),
+            minutes,
+            nothing,
+            nothing,
+            [now_ms + 1] * len(minutes),
+        ),
     )

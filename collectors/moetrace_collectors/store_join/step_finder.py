@@ -110,9 +110,7 @@ class StepFinder:
         # What is looked for no more needs no remembering; a replica that lags may not show it just now, and
         # not its verdict either when it does.
         self._done = {
-            key: arrived
-            for key, arrived in self._done.items()
-            if key in seen or arrived.last_ms >= since_ms
+            key: arrived for key, arrived in self._done.items() if key in seen or arrived.last_ms >= since_ms
         }
         fresh = sorted(key for key, arrived in seen.items() if arrived.has_more_than(self._done.get(key)))
         judged = self._judged(key for key in fresh if key not in self._done)

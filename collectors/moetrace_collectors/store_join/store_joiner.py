@@ -305,15 +305,11 @@ class StoreJoiner:
         late = _late(of_run, maps)
         return steps, [expert_loads(late)] if late else []
 
-    def _of_steps(
-        self, run_id: str, steps: list[int], parts: Mapping[str, str]
-    ) -> dict[int, list[RankStep]]:
+    def _of_steps(self, run_id: str, steps: list[int], parts: Mapping[str, str]) -> dict[int, list[RankStep]]:
         """Rank steps by step number, with some of their parts; without steps of which none can be made."""
         named = {"run": run_id, "steps": steps}
         records = self._rows(queries.RANK_STEPS, named)
-        stored = StoredRows(
-            records=records, **{part: self._rows(sql, named) for part, sql in parts.items()}
-        )
+        stored = StoredRows(records=records, **{part: self._rows(sql, named) for part, sql in parts.items()})
         try:
             return rank_steps_of_rows(stored)
         except MemoryError as error:

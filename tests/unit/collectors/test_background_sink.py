@@ -40,6 +40,10 @@ class Store:
         """It is given in two parts."""
         raise AssertionError("no whole steps here")
 
+    def take_joined(self, rank_step: RankStep) -> None:
+        """Keep."""
+        self._given.append(f"joined {rank_step.step}")
+
     def take_verdict(self, result: StepResult) -> None:
         """Keep."""
         self._given.append(f"verdict {result.joined.step}")
@@ -327,7 +331,7 @@ def test_verdicts_wait_for_the_batches_before(two: Two) -> None:
     assert not second.began.acquire(timeout=0.2), "verdict 2 before verdict 1"
     first.may_write.release()
     await_written(two.sink, 2)
-    ranks = [f"unjoined {step}" for step in (1, 1, 2, 2)]
+    ranks = [f"joined {step}" for step in (1, 1, 2, 2)]
     assert (first.batches, second.batches) == ([ranks[:2], ["verdict 1"]], [ranks[2:], ["verdict 2"]])
 
 

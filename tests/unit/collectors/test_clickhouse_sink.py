@@ -116,6 +116,23 @@ def test_late_rank_steps_are_stored_as_late() -> None:
     assert [table for table, _ in client.tables] == TABLES[:4]
 
 
+def test_only_what_the_store_joins_arrives_there() -> None:
+    """Behind its other rows; where the collector joins nobody looks for it, and the row would only cost."""
+    client, books = FakeClient(), Books()
+    sink = make_sink(client, books)
+    sink.take_unjoined(RUN.step(0)[0])
+    sink.flush()
+    assert client.tables == [*client.tables[:4], ("rank_step_arrivals", 1)]
+    assert [table for table, _ in client.tables[:4]] == TABLES[:4]
+    client.tables.clear()
+    for rank_step in RUN.step(1):
+        sink.take_joined(rank_step)
+    sink.flush()
+    sink.take_verdict(result(1))
+    sink.flush()
+    assert [table for table, _ in client.tables] == TABLES
+
+
 @pytest.mark.parametrize(
     "error",
     [

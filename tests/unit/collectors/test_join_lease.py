@@ -31,7 +31,9 @@ class FakeStore:
             at_s, name = self.now_s + self.set_s, parameters["holder"]
             begun_us = parameters["begun_us"] or int(at_s * 1e6)
             self.beats[name] = max(
-                (at_s, begun_us, parameters["left"]), self.beats.get(name, (0.0, 0, 0)), key=lambda one: one[0]
+                (at_s, begun_us, parameters["left"]),
+                self.beats.get(name, (0.0, 0, 0)),
+                key=lambda one: one[0],
             )
             self.has_beaten.notify_all()
 
@@ -74,7 +76,8 @@ class LongTurn:
             self.store.now_s += 10.0
             with self.store.has_beaten:
                 assert self.store.has_beaten.wait_for(
-                    lambda: self.store.beats[self.name][0] == self.store.now_s + self.store.set_s, timeout=DEADLOCK_S
+                    lambda: self.store.beats[self.name][0] == self.store.now_s + self.store.set_s,
+                    timeout=DEADLOCK_S,
                 ), "no sign of life"
             self.other_held.append(self.other.holds())
         self.kept.append(go_on())
