@@ -264,8 +264,7 @@ def loads_of(case: Case) -> dict[str, list[int]]:
 
 
 class FailingClient:
-    """A client whose store goes away before some inserts of verdicts, every other one for example: as if the
-    process were killed."""
+    """A client whose store goes away before some inserts of verdicts: as if the process were killed."""
 
     def __init__(self, client: Any, *, fails: Callable[[int], bool] = lambda number: number % 2 == 1) -> None:
         self._client, self._number, self._fails = client, 0, fails
@@ -299,7 +298,7 @@ def killed(case: Case) -> Any:
 
 
 def switched(case: Case) -> Any:
-    """A site whose collector joined changes to --join=store: its steps of before have verdicts and no arrival."""
+    """A site whose collector joined changes to --join=store: steps of before have verdicts and no arrival."""
     sink = ClickHouseSink(
         case.client,
         database=case.database,

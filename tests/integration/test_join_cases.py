@@ -90,7 +90,7 @@ def test_a_minute_is_rolled_up_again_when_its_counts_are_folded(told: dict[str, 
 
 
 def test_counts_that_waited_for_days_are_folded(told: dict[str, dict[str, Any]]) -> None:
-    """Beyond the look back of a join that was away: where they lie they would expire, and nobody reads them."""
+    """Beyond the look back of a join that was away: there they would expire, and nobody reads them."""
     assert told["waited_for_days"] == {
         "turns": [1, 0, 0],
         "loads": {"step 0 rank 0": [12, 1, 2], "step 0 rank 1": [12, 1, 2]},
@@ -98,7 +98,7 @@ def test_counts_that_waited_for_days_are_folded(told: dict[str, dict[str, Any]])
 
 
 def test_a_site_changes_to_the_join_over_the_store(told: dict[str, dict[str, Any]]) -> None:
-    """Steps that its collector judged have no arrival and are not judged again; one without verdict is found."""
+    """Steps that its collector judged have no arrival and stay as they are; one without verdict is found."""
     case = told["switched"]
     assert (case["arrived"], case["turns"], case["judged"]) == ([[0]], [0, 2, 0, 1], [3, 4, 1])
 

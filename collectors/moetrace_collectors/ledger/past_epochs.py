@@ -32,7 +32,7 @@ class Past:
 
 
 def read_past(ledger: ClientLedgerStore, ask: Ask, run_id: str) -> Past | None:
-    """The newest epoch of a run that has a step with a verdict, and the one before it; None where none has."""
+    """The newest epoch of a run with a step that has a verdict, and the one before; None where none has."""
     applied = ledger.last_applied(run_id)
     ends = [NO_END, *(row.step or 0 for row in applied)]
     for number, current in enumerate(applied):

@@ -117,7 +117,7 @@ def _rank_steps(rank_steps: Iterable[RankStep], late: bool, received_unix_ms: in
 def unjoined_rows(
     rank_steps: Sequence[RankStep], *, received_unix_ms: int
 ) -> tuple[TableColumns | TableRows, ...]:
-    """The same of rank steps that the store joins, and behind them, in `rank_step_arrivals`, that they are there."""
+    """The same of rank steps that the store joins; behind them `rank_step_arrivals`: that they are there."""
     rows = rank_step_rows(rank_steps, late=False, received_unix_ms=received_unix_ms)
     return (*rows, _arrivals(rank_steps))
 

@@ -2,8 +2,8 @@
 
 Counts that were folded behind a verdict belong to rank steps that may have been rolled up without them::
 
-    rank steps of 12:00 stored | 12:00 rolled up | their counts come to expert_loads | 12:00: nothing rolled up
-                                                                                       `-> rolled up again
+    rank steps of 12:00 stored | 12:00 rolled up | their counts folded | 12:00: nothing is rolled up
+                                                                         `-> rolled up again
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def not_rolled_up(rank_steps: Sequence[RankStep], *, now_ms: int) -> TableRows:
 
     Args:
         rank_steps: of one run, whose counts are in the store.
-        now_ms: the store's clock, asked after that: whoever began to sum a minute before may have missed them.
+        now_ms: the store's clock, asked after that: who began to sum a minute before may have missed them.
     """
     minutes = sorted({one.start_unix_ns // NS_PER_MINUTE * MINUTE_S for one in rank_steps})
     nothing = [0] * len(minutes)

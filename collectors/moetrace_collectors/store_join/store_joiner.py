@@ -48,8 +48,8 @@ from moetrace_collectors.verdict.no_verdict import EXECUTED_AGAIN, TWO_JOBS, no_
 
 STEPS_AT_ONCE = 16
 RECORDS_AT_ONCE = 512
-"""Steps, and rank steps of them, read and written together; bounds memory: a rank step of 60 layers takes some
-100 KB as it is read."""
+"""Steps, and rank steps of them, read and written together; bounds memory: a rank step of 60 layers takes
+some 100 KB as it is read."""
 COUNTS = {"experts": queries.EXPERTS, "unfolded": queries.UNFOLDED}
 PARTS = {
     **COUNTS,
@@ -104,8 +104,8 @@ class StoreJoiner:
             on_written: told of steps that were judged now, once their rows are in the store.
             on_grown: told (run, unix ns) of minutes, by a start in each, to which rows may have come behind
                 verdicts.
-            on_lost: told (table, rows, reason) of rows that the store refuses for good, and of rank steps that do
-                not read.
+            on_lost: told (table, rows, reason) of rows that the store refuses for good, and of rank
+                steps that do not read.
             on_reused: told of a run id that is used again, once.
             book: gets the series of the ledger; None for nobody.
         """
@@ -220,7 +220,7 @@ class StoreJoiner:
             self._finder.done((run_id, step) for step in steps)
 
     def _tell_waiting(self, now_ms: int) -> None:
-        """Counts of steps before the first look back: they came while nobody joined, and expire where they are."""
+        """Counts of steps before the first look: they came while nobody joined, and would expire there."""
         if self._settings.look_back_hours:
             asked = {
                 "before_ms": now_ms - int(self._settings.look_back_hours * HOUR_MS),
