@@ -100,7 +100,7 @@ class Places(Generic[_Result]):
     def _run(self, call: _Call[_Result]) -> None:
         try:
             call.returned = (call.work(),)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whoever waits raises it
             call.raised = error
         finally:
             with self._lock:

@@ -291,8 +291,9 @@ class Pipeline:
                 self._roll_ups.stop(timeout_s=0 if is_store_away else self._shutdown_timeout_s)
 
     def _give_back(self) -> None:
-        # Also those that no request waits for any more.
-        self._queries.cancel()
+        if not self.is_stuck:
+            # Also those that no request waits for any more.
+            self._queries.cancel()
         if self.is_stuck or self.has_queries:
             # To close a connection waits for what runs on it; the end of the process does not.
             self._ownership.release()

@@ -195,9 +195,9 @@ class EmbeddedQueryRunner:
             raise QueryError("the collector is stopping", status=503) from error
         except OverdueError as error:
             raise QueryError(
-                f"the query has not ended {OVERDUE_S:g} s after its limit of {limit_s:g} s: a function over one "
-                f"huge array cannot be stopped. Until it ends it takes one of {self._limits.max_concurrent} "
-                "places (query_max_concurrent)",
+                f"the query has not ended {OVERDUE_S:g} s after its limit of {limit_s:g} s: a function over "
+                "one huge array cannot be stopped. Until it ends it takes one of "
+                f"{self._limits.max_concurrent} places (query_max_concurrent)",
                 status=504,
                 code=TIMEOUT_CODE,
             ) from error

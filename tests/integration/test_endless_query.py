@@ -35,4 +35,4 @@ def test_its_reader_is_answered_and_nothing_waits_for_it(tmp_path: Path) -> None
         # Soon enough, or this raises; the query would take longer.
         assert process.terminate() == 0
         assert "cut off what did not end in time" in process.said()
-    assert rows(tmp_path / "run", "SELECT count() AS n FROM rank_steps FINAL") == [{"n": "2"}]
+    assert rows(tmp_path / "run", "SELECT count() AS n FROM rank_steps FINAL") == [{"n": 2}]
