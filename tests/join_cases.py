@@ -329,7 +329,7 @@ def switched(case: Case) -> Any:
     case.client.command(
         f"ALTER TABLE {case.database}.step_verdicts DELETE WHERE step = 1 SETTINGS mutations_sync = 1"
     )
-    turns += [join.turn(), case.join().turn()]
+    turns += [join.turn(), case.join().turn(), case.join(timeout_s=0.0).turn()]
     return {"arrived": arrived, "turns": turns, "judged": case.judged}
 
 

@@ -32,7 +32,7 @@ class Arrived:
     """When the first of its rows was stored, by the store's clock."""
     last_ms: int
     arrivals: int
-    """How many have arrived, each execution of a rank step once."""
+    """How many have arrived, each execution of a rank step once; 0 where nothing says so but the rows."""
 
     def has_more_than(self, earlier: Arrived | None) -> bool:
         """Whether rows came since an earlier look, which saw the same or more of the older ones."""
@@ -180,7 +180,13 @@ class StepFinder:
 
     def _there(self, keys: Collection[StepKey]) -> list[Mapping[str, Any]]:
         return [
-            {**row, "run_id": run_id, "first_ms": arrived.first_ms, "last_ms": arrived.last_ms}
+            {
+                **row,
+                "run_id": run_id,
+                "first_ms": arrived.first_ms,
+                "last_ms": arrived.last_ms,
+                "arrivals": arrived.arrivals,
+            }
             for run_id, steps in in_questions(keys)
             for row in self._ask(queries.STEPS, {"run": run_id, "steps": steps})
             for arrived in (self._seen[run_id, int(row["step"])],)

@@ -26,21 +26,28 @@ def row(step: int, records: int, first_ms: int, last_ms: int, **more: int) -> di
         "num_microbatches": 1,
         "first_ms": first_ms,
         "last_ms": last_ms,
+        "arrivals": 1,
         **more,
     }
 
 
 def test_steps_close_whole_or_after_the_timeout_in_order_of_closing() -> None:
-    """A whole step closes with its last row; an open one when its first row is old enough; others wait."""
+    """A whole step closes with its last row; an open one when its first row is old enough; others wait.
+
+    So does a whole one that a collector may be about to judge.
+    """
     rows = [
         row(1, 2, 1_000, 1_100),
         row(2, 3, 1_200, 1_900),
         row(3, 2, 1_950, 1_960),
         row(4, 3, 1_300, 1_400, num_microbatches=2),
         row(5, 3, 1_100, 1_150, world_sizes=2),
+        row(6, 3, 1_100, 1_160, arrivals=0),
+        row(7, 3, 1_101, 1_150, arrivals=0),
     ]
     closed = closed_steps(rows, now_ms=2_000, timeout_ms=900)
     assert [(step.step, step.closed_by, step.closed_ms) for step in closed] == [
+        (6, ClosedBy.COMPLETE, 1_160),
         (1, ClosedBy.TIMEOUT, 1_900),
         (2, ClosedBy.COMPLETE, 1_900),
         (5, ClosedBy.TIMEOUT, 2_000),
