@@ -29,7 +29,8 @@ class FakeStore:
         assert query == BEAT
         with self.has_beaten:
             at_s, name = self.now_s + self.set_s, parameters["holder"]
-            begun_us = parameters["begun_us"] or int(at_s * 1e6)
+            # Nobody begins at the very same moment.
+            begun_us = parameters["begun_us"] or int(at_s * 1e6) + len(self.beats)
             self.beats[name] = max(
                 (at_s, begun_us, parameters["left"]),
                 self.beats.get(name, (0.0, 0, 0)),
