@@ -128,8 +128,9 @@ def main() -> None:
     alone = found["not instrumented"]
     lines = [
         f"`python benchmarks/allocations.py --steps {options.steps} --layers {options.layers}`: forward "
-        f"steps of an OLMoE of {options.layers} MoE layers, traced by tracemalloc; less what the model alone does "
-        f"({alone.held:,.0f} bytes held, {alone.peak:,.0f} at the peak). Tensors' data is not Python memory.",
+        f"steps of an OLMoE of {options.layers} MoE layers, traced by tracemalloc; less what the model "
+        f"alone does ({alone.held:,.0f} bytes held, {alone.peak:,.0f} at the peak). "
+        "Tensors' data is not Python memory.",
         "",
         "| condition | bytes held while the step is open | peak bytes | bytes kept per step |",
         "|---|---|---|---|",
