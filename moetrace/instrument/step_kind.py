@@ -74,6 +74,13 @@ PACKED, UNKNOWN = 0, -1
 """Instead of tokens per sequence: tokens without a batch dimension, and no tokens that are known."""
 _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
 """What a call's tokens are called; of an encoder and a decoder, the decoder's."""
+_CACHES = ("cache", "past_key_values", "cache_params")
+"""What a call's cache is called: transformers renames it, and models take both names for a while."""
+
+
+def has_cache(kwargs: dict[str, Any]) -> bool:
+    """Whether a call is given a cache of what went before, empty or not."""
+    return any(kwargs.get(name) is not None for name in _CACHES)
 
 
 def tokens_per_sequence(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -112,8 +119,8 @@ def note_call(
     kwargs: dict[str, Any],
 ) -> None:
     """Let the call of an instrumented model say what the open step is for."""
-    cached = kwargs.get("past_key_values") is not None
-    note_shape(owner, buffer, model.training and grad_enabled, cached, tokens_per_sequence(args, kwargs))
+    trains = model.training and grad_enabled
+    note_shape(owner, buffer, trains, has_cache(kwargs), tokens_per_sequence(args, kwargs))
 
 
 def note_shape(owner: StepOwner, buffer: StepBuffer, trains: bool, cached: bool, length: int) -> None:
@@ -124,14 +131,16 @@ def note_shape(owner: StepOwner, buffer: StepBuffer, trains: bool, cached: bool,
 
 
 @contextlib.contextmanager
-def _uncounted(owner: StepOwner, buffer: StepBuffer) -> Iterator[None]:
-    """Inside, nothing is counted: a dummy batch in a step that has been opened for others."""
-    counter, buffer.counter = buffer.counter, None
+def _dummy_inside(owner: StepOwner, buffer: StepBuffer) -> Iterator[None]:
+    """Inside, only what this rank's experts do is counted: a dummy batch in a step opened for others."""
+    counter = buffer.counter
+    if counter is not None:
+        counter.begin_dummy()
     try:
         yield
     finally:
-        if owner.buffer is buffer:
-            buffer.counter = counter
+        if counter is not None and owner.buffer is buffer:
+            counter.in_dummy = False
 
 
 def engine_step(function: Callable[..., Any], owner: StepOwner, call: EngineCall) -> Callable[..., Any]:
@@ -170,7 +179,7 @@ def engine_step(function: Callable[..., Any], owner: StepOwner, call: EngineCall
                 # The outer call's facts are in the step.
                 return function(*args, **kwargs)
             buffer.warmup |= kind.facts.warmup
-            with _uncounted(owner, buffer) if kind.facts.dummy else contextlib.nullcontext():
+            with _dummy_inside(owner, buffer) if kind.facts.dummy else contextlib.nullcontext():
                 return function(*args, **kwargs)
         finally:
             kind.facts = before

@@ -12,8 +12,10 @@ from torch import nn
 from compiled_models import needs_marks
 from moetrace.adapters.base import EngineCall, StepFacts
 from moetrace.adapters.reference import ReferenceMoE
+from moetrace.instrument.counted import counted
 from moetrace.instrument.patches import Patches
 from moetrace.instrument.step_kind import engine_step
+from moetrace.record.count_sites import CountSite
 from moetrace.record.types import StepRecord
 from moetrace_schemas.enums import CountKind, ForwardMode
 
@@ -109,6 +111,30 @@ def test_a_decoder_beside_an_encoder_is_looked_at(record: Make) -> None:
     model(input_ids=PROMPT, decoder_inputs_embeds=torch.zeros(2, 1, 8), past_key_values=object())
     model(input_ids=TOKEN, decoder_input_ids=PROMPT, past_key_values=object())
     assert [each.forward_mode for each in recording.records()] == [DECODE, DECODE, PREFILL]
+
+
+class Renamed(Model):
+    """Called as models of transformers 5 and models with states of their own are."""
+
+    def forward(  # type: ignore[override]
+        self, input_ids: torch.Tensor, cache: Any = None, cache_params: Any = None
+    ) -> torch.Tensor:
+        """Hidden states."""
+        return super().forward(input_ids)
+
+
+@pytest.mark.parametrize("name", ["cache", "cache_params"])
+def test_a_cache_by_another_name_is_one(record: Make, name: str) -> None:
+    """In plain and in compiled calls."""
+    recording, model = record(), Renamed().eval()
+    recording.tracer.instrument(model)
+    torch._dynamo.reset()
+    for run in (model, torch.compile(model, backend="eager", fullgraph=True)):
+        run(PROMPT, **{name: {"keys": torch.zeros(1)}})
+        run(TOKEN, **{name: {"keys": torch.zeros(1)}})
+        run(TOKEN)
+    torch._dynamo.reset()
+    assert [each.forward_mode for each in recording.records()] == [PREFILL, DECODE, PREFILL] * 2
 
 
 def test_packed_tokens_may_be_of_both(record: Make) -> None:
@@ -260,6 +286,39 @@ def test_a_dummy_batch_in_an_open_step_is_no_load(record: Make) -> None:
     (step,) = recorded(record, body, warmup_steps=0)
     assert step.warmup
     assert [(row.kind, sum(row.counts)) for row in step.experts] == [(CountKind.ROUTED, 20)]
+
+
+def test_a_dummy_batch_in_an_open_step_adds_what_experts_received(record: Make) -> None:
+    """Rows of others are work; nothing that was sent or executed is held against what a part of it routed."""
+    recording = record(warmup_steps=0, check_steps=1)
+    tracer = recording.tracer
+    sites = [
+        CountSite(0, 4, ep_size=2),
+        CountSite(0, 4, CountKind.RECEIVED),
+        CountSite(0, 4, CountKind.EXECUTED),
+    ]
+    tracer.set_count_sites(sites, torch.device("cpu"))
+    ids = torch.tensor([[0, 1], [2, 3]])
+    calls = [
+        counted(lambda: ids, tracer, lambda counter, at, *_: counter.add(at, ids), at) for at in range(3)
+    ]
+
+    def batch(facts: StepFacts) -> None:
+        call = EngineCall(owner=0, attribute="", read=lambda args, kwargs: facts)
+        engine_step(lambda: [run() for run in calls], tracer, call)()
+
+    for kinds in ((False, True), (True,), (False,)):
+        with tracer.step():
+            for dummy in kinds:
+                batch(StepFacts(forward_mode=DECODE, dummy=dummy))
+    records = recording.records()
+    assert tracer.guard.errors == {}
+    assert [{row.kind: sum(row.counts) for row in each.experts} for each in records] == [
+        {CountKind.ROUTED: 4, CountKind.RECEIVED: 8},
+        {CountKind.RECEIVED: 4},
+        {CountKind.ROUTED: 4, CountKind.RECEIVED: 4},
+    ]
+    assert [each.violations for each in records] == [(), (), ()]
 
 
 def test_an_engine_whose_facts_cannot_be_read_runs_on(record: Make) -> None:
