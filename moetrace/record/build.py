@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 
 from moetrace.record.assembler import STREAM_SHIFT, Assembler
 from moetrace.record.buffer import WIDTH, StepBuffer
@@ -133,8 +132,8 @@ def _with_rows(
     rows = list(phases)
     for key, index in exchange.items():
         if key in sent and passes.get(key[0], 1) == 1:
-            rows[index] = replace(rows[index], rows=sent[key][0], bytes=sent[key][1])
+            rows[index] = rows[index]._replace(rows=sent[key][0], bytes=sent[key][1])
     for layer, indices in gemms.items():
         if layer in local_rows and passes.get(layer, 1) == 1 and len(indices) == 1:
-            rows[indices[0]] = replace(rows[indices[0]], rows=local_rows[layer])
+            rows[indices[0]] = rows[indices[0]]._replace(rows=local_rows[layer])
     return tuple(rows)
