@@ -116,6 +116,8 @@ def _with_rows(
     a layer ran several times in the step (several forwards), rows cannot be told apart by pass here
     and stay unknown.
     """
+    if not traffic and not local_rows:
+        return phases
     sent = {(item.layer, item.phase): (sum(item.rows), sum(item.rows) * item.row_bytes) for item in traffic}
     exchange: dict[tuple[int, Phase], int] = {}
     gemms: dict[int, list[int]] = {}
