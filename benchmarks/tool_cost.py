@@ -146,7 +146,7 @@ def run_block(tool: Tool, model: Any, run: Callable[[Any], Any], steps: int) -> 
 
 def block_rows(target: str, model: Any, run: Callable[[Any], Any], options: Options) -> list[str]:
     """Rows of one target."""
-    have = tools(target, options)
+    have = tools(target, options) if options.pairs else {}
     ratios: dict[str, list[tuple[float, float]]] = {name: [] for name in have}
     plain = []
     generator = random.Random(3)  # the same order on every rank
@@ -266,14 +266,15 @@ def report(options: Options, pairs: list[str], blocks: list[str]) -> str:
             "|---|---|---|---|---|---|---|",
             *pairs,
         ]
-    lines += [
-        "",
-        "Tools, in blocks of steps; with the tool / without, medians of pairs of blocks:",
-        "",
-        "| target | ms per step without | tool | wall time | 95 % interval | CPU time |",
-        "|---|---|---|---|---|---|",
-        *blocks,
-    ]
+    if blocks:
+        lines += [
+            "",
+            "Tools, in blocks of steps; with the tool / without, medians of pairs of blocks:",
+            "",
+            "| target | ms per step without | tool | wall time | 95 % interval | CPU time |",
+            "|---|---|---|---|---|---|",
+            *blocks,
+        ]
     return "\n".join(lines)
 
 
