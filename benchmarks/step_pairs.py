@@ -9,12 +9,13 @@ What the tracer's own threads do falls on steps of either model, so it cannot be
 time (`moetrace_self_background_seconds_total`) is added instead, all of it, until nothing is queued: as if
 the model had to wait for it, which is the most that it can cost. ::
 
-    cost of a recorded step      mean of (traced - plain) over recorded steps + background / recorded steps
-    cost of another step         mean of (traced - plain) over steps that are sampled out
-    cost at 1/N                  (1 - 1/N) x the latter + 1/N x the former
+    at 1/N    (1 - 1/N) x mean of (traced - plain) over steps that are sampled out
+              + 1/N x mean of (traced - plain) over recorded steps
+              + 1/N x background / recorded steps
 
-Means are trimmed by a tenth at each end; the 95 % interval is a bootstrap over pairs, those with recorded
-steps and the others drawn apart. Shares are of the plain steps' mean.
+Recorded steps in which routing is checked (one in `check_steps`) are a kind of their own with their own
+weight. Means of a kind are trimmed by a tenth at each end; the 95 % interval is a bootstrap over the pairs of
+each kind. Shares are of the plain steps' mean.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import moetrace
@@ -41,6 +42,8 @@ class Pair:
     plain_ns: int
     traced_ns: int
     recorded: bool
+    checked: bool
+    """Whether it is a recorded step whose routing was checked."""
 
     @property
     def more_ns(self) -> int:
@@ -55,6 +58,8 @@ class Pairs:
     pairs: tuple[Pair, ...]
     background_ns: float
     """CPU time per recorded step."""
+    check_steps: int
+    """Of so many recorded steps, one is checked."""
     dropped: int = 0
     """Recorded steps that were not delivered; 0, or the cost is that of something else."""
 
@@ -87,19 +92,22 @@ def measure_pairs(
             start = time.thread_time_ns()
             run()
             cpu_ns[run] = time.thread_time_ns() - start
+        recorded = metrics.steps_sampled > so_far
         found.append(
             Pair(
                 plain_ns=cpu_ns[run_plain],
                 traced_ns=cpu_ns[run_traced],
-                recorded=metrics.steps_sampled > so_far,
+                recorded=recorded,
+                checked=recorded and so_far % tracer.config.check_steps == 0,
             )
         )
     time.sleep(QUIET_S)
-    recorded = metrics.steps_sampled - sampled
+    steps = metrics.steps_sampled - sampled
     spent = metrics.background_ns.total() - before
     return Pairs(
         pairs=tuple(found),
-        background_ns=spent / recorded if recorded else 0.0,
+        background_ns=spent / steps if steps else 0.0,
+        check_steps=tracer.config.check_steps,
         dropped=metrics.dropped.total(),
     )
 
@@ -109,6 +117,7 @@ def pooled(ranks: Sequence[Pairs]) -> Pairs:
     return Pairs(
         pairs=tuple(pair for one in ranks for pair in one.pairs),
         background_ns=statistics.mean(one.background_ns for one in ranks),
+        check_steps=ranks[0].check_steps,
         dropped=sum(one.dropped for one in ranks),
     )
 
@@ -135,36 +144,43 @@ def share(run: Pairs, rate: float, draws: int = DRAWS) -> Share:
     Raises:
         ValueError: no pair of a kind that the rate asks for.
     """
-    recorded = [pair for pair in run.pairs if pair.recorded]
-    others = [pair for pair in run.pairs if not pair.recorded]
-    if (rate > 0 and not recorded) or (rate < 1 and not others):
-        raise ValueError(f"{len(recorded)} recorded steps and {len(others)} others: more pairs expected")
-    told = _share(recorded, others, run.background_ns, rate)
+    weighed = []
+    for name, weight, pairs in (
+        ("sampled out", 1 - rate, [pair for pair in run.pairs if not pair.recorded]),
+        (
+            "recorded",
+            rate * (1 - 1 / run.check_steps),
+            [pair for pair in run.pairs if pair.recorded and not pair.checked],
+        ),
+        ("recorded and checked", rate / run.check_steps, [pair for pair in run.pairs if pair.checked]),
+    ):
+        if weight > 0 and not pairs:
+            raise ValueError(f"no pair with a step that is {name}: more pairs expected")
+        if weight > 0:
+            weighed.append((weight, pairs))
+    plain_ns = _mean([pair.plain_ns for pair in run.pairs])
+    background = rate * run.background_ns / plain_ns
     generator = random.Random(0)
     drawn = sorted(
-        _share(
-            generator.choices(recorded, k=len(recorded)) if recorded else [],
-            generator.choices(others, k=len(others)) if others else [],
-            run.background_ns,
-            rate,
-        ).all
+        _model_thread([(weight, generator.choices(pairs, k=len(pairs))) for weight, pairs in weighed])
         for _ in range(draws)
     )
-    return replace(told, low=drawn[int(draws * 0.025)], high=drawn[int(draws * 0.975)])
+    return Share(
+        plain_ms=plain_ns / 1e6,
+        model_thread=_model_thread(weighed),
+        background=background,
+        low=drawn[int(draws * 0.025)] + background,
+        high=drawn[int(draws * 0.975)] + background,
+    )
 
 
-def _share(recorded: list[Pair], others: list[Pair], background_ns: float, rate: float) -> Share:
-    plain_ns = _mean([pair.plain_ns for pair in (*recorded, *others)])
-    more_ns = 0.0
-    if rate > 0:
-        more_ns += rate * _mean([pair.more_ns for pair in recorded])
-    if rate < 1:
-        more_ns += (1 - rate) * _mean([pair.more_ns for pair in others])
-    thread, background = more_ns / plain_ns, rate * background_ns / plain_ns
-    return Share(plain_ms=plain_ns / 1e6, model_thread=thread, background=background, low=0.0, high=0.0)
+def _model_thread(weighed: Sequence[tuple[float, Sequence[Pair]]]) -> float:
+    """What the traced steps took more, as a share of the plain ones in the same pairs."""
+    more_ns = sum(weight * _mean([pair.more_ns for pair in pairs]) for weight, pairs in weighed)
+    return more_ns / sum(weight * _mean([pair.plain_ns for pair in pairs]) for weight, pairs in weighed)
 
 
-def _mean(values: list[int]) -> float:
+def _mean(values: Sequence[int]) -> float:
     """The mean without a tenth of the values at each end."""
     cut = int(len(values) * TRIM)
     return statistics.fmean(sorted(values)[cut : len(values) - cut])

@@ -15,7 +15,7 @@ FRAMEWORKS=vllm`).
 Tools (benchmarks/cost_tools.py): moetrace with one step in ten sampled and with every one, sending to a
 server that answers at once; torch.profiler, OpenTelemetry SDK spans, and timers with a barrier.
 
-    python benchmarks/tool_cost.py [--targets eager,grouped,ep4] [--steps 400] [--pairs 6] [--write]
+    python benchmarks/tool_cost.py [--targets eager,grouped,ep4] [--steps 800] [--pairs 4] [--write]
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Options:
 
     targets: str
     steps: int
-    """Pairs of steps at one step in ten; at every step, a third of them."""
+    """Pairs of steps at one step in ten (half of that on each rank of `ep4`); at every step, a third."""
     pairs: int
     """Pairs of blocks per tool."""
     block: int
@@ -78,11 +78,13 @@ class Block:
 # --- steps in pairs --------------------------------------------------------------------------------
 
 
-def step_pairs(plain: Any, traced: Any, run: Callable[[Any], Any], options: Options) -> dict[str, Pairs]:
+def step_pairs(
+    plain: Any, traced: Any, run: Callable[[Any], Any], steps: int, endpoint: str
+) -> dict[str, Pairs]:
     """Pairs at one step in ten, and at every step."""
     found = {}
-    for sample, pairs in (("1/10", options.steps), ("1/1", max(60, options.steps // 3))):
-        tracer = start_moetrace(traced, sample, options.endpoint)
+    for sample, pairs in (("1/10", steps), ("1/1", max(60, steps // 3))):
+        tracer = start_moetrace(traced, sample, endpoint)
         found[sample] = measure_pairs(
             tracer,
             lambda: run(plain),
@@ -105,7 +107,10 @@ def pair_rows(target: str, found: dict[str, Pairs]) -> list[str]:
         run = found[sample]
         if run.dropped:
             raise SystemExit(f"{target}, {sample}: {run.dropped} recorded steps were dropped; run it again")
-        told = share(run, rate)
+        try:
+            told = share(run, rate)
+        except ValueError as error:
+            raise SystemExit(f"{target}, {sample}: {error} (--steps)") from error
         rows.append(
             f"| {target} | {told.plain_ms:.1f} | {name} | {told.model_thread:.2%} | {told.background:.2%} | "
             f"{told.all:.2%} | {told.low:.2%} to {told.high:.2%} |"
@@ -187,7 +192,7 @@ def transformers_target(name: str, options: Options) -> tuple[list[str], list[st
         model(input_ids=tokens, use_cache=False)
 
     with torch.no_grad():
-        pairs = pair_rows(name, step_pairs(plain, traced, run, options))
+        pairs = pair_rows(name, step_pairs(plain, traced, run, options.steps, options.endpoint))
         return pairs, block_rows(name, traced, run, options)
 
 
@@ -220,7 +225,8 @@ def one_rank(rank: int, ranks: int, folder: str, options: Options) -> None:
         model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False)
 
     with torch.no_grad():
-        mine = step_pairs(plain, traced, run, options)
+        # Ranks share the cores: fewer steps of each, and as much to go by.
+        mine = step_pairs(plain, traced, run, options.steps // 2, options.endpoint)
         of_ranks: list[dict[str, Pairs]] = [mine] * ranks
         torch.distributed.all_gather_object(of_ranks, mine)
         blocks = block_rows("ep4", traced, run, options)
@@ -282,8 +288,8 @@ def main() -> None:
     """Measure the targets that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--targets", default="eager,grouped,ep4")
-    parser.add_argument("--steps", type=int, default=400, help="pairs of steps at one step in ten")
-    parser.add_argument("--pairs", type=int, default=6, help="pairs of blocks per tool; 0 leaves them out")
+    parser.add_argument("--steps", type=int, default=800, help="pairs of steps at one step in ten")
+    parser.add_argument("--pairs", type=int, default=4, help="pairs of blocks per tool; 0 leaves them out")
     parser.add_argument("--block", type=int, default=10, help="steps of a block")
     parser.add_argument("--write", action="store_true", help="write the section of benchmarks/RESULTS.md")
     given = parser.parse_args()
