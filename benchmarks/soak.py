@@ -1,7 +1,9 @@
 """Soak: a collector at half its top rate for so many minutes; memory must not grow.
 
 The top rate is measured first for a few seconds. Prints memory once every ten seconds and, at the end, the
-slope of a straight line through the second half of them, with what the log and the store hold.
+slope of a straight line through the second half of them, of all resident memory and of what the embedded
+engine has allocated and not freed (parts that merges replaced count there for eight minutes). What only the
+first grows by is memory that allocators keep.
 
     python benchmarks/soak.py --minutes 20 [--ranks 64] [--write]
 """
@@ -11,6 +13,8 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+import urllib.parse
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +23,7 @@ from results import write_section
 
 PROBE_STEPS = 40
 SAMPLE_S = 10.0
+ALLOCATED = "SELECT sum(size * (allocations - deallocations)) FROM system.jemalloc_bins"
 
 
 def top_rate(running: Collector, ranks: int) -> float:
@@ -33,6 +38,18 @@ def top_rate(running: Collector, ranks: int) -> float:
     return PROBE_STEPS / (time.perf_counter() - start)
 
 
+def engine_mib(running: Collector) -> float:
+    """What the embedded engine has allocated and not freed."""
+    url = f"http://127.0.0.1:{running.port}/?query={urllib.parse.quote(ALLOCATED)}"
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return int(answer.read()) / 2**20
+
+
+def slope(times_s: np.ndarray, values: np.ndarray) -> float:
+    """Of a straight line, per minute."""
+    return float(np.polyfit(times_s / 60, values, 1)[0]) if len(times_s) > 1 else float("nan")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Memory of a collector at half its top rate.")
     parser.add_argument("--minutes", type=float, default=20.0)
@@ -42,7 +59,7 @@ def main() -> None:
     steps = rank_steps(num_ranks=arguments.ranks, with_counts=False)
     with tempfile.TemporaryDirectory() as name, collector(Path(name)) as running:
         rate = top_rate(running, arguments.ranks) / 2
-        samples: list[tuple[float, float]] = []
+        samples: list[tuple[float, float, float]] = []
         begin = last = time.perf_counter()
         sent = 0
         while (now := time.perf_counter()) - begin < 60 * arguments.minutes:
@@ -57,21 +74,24 @@ def main() -> None:
                 time.sleep(0.005)
             if now - last >= SAMPLE_S:
                 last = now
-                samples.append((now - begin, running.memory_kib("VmRSS") / 1024))
+                samples.append((now - begin, running.memory_kib("VmRSS") / 1024, engine_mib(running)))
                 wal = running.metrics()[("moetrace_collector_wal_bytes", "")] / 2**20
                 print(
-                    f"{now - begin:6.0f} s: {samples[-1][1]:.0f} MiB, log {wal:.0f} MiB, {sent} steps",
+                    f"{now - begin:6.0f} s: {samples[-1][1]:.0f} MiB, engine {samples[-1][2]:.0f} MiB, "
+                    f"log {wal:.0f} MiB, {sent} steps",
                     flush=True,
                 )
         behind = sum(v for (n, _), v in running.metrics().items() if n == "moetrace_collector_pending")
-    times, memory = np.array(samples[len(samples) // 2 :]).T
-    slope = np.polyfit(times / 60, memory, 1)[0] if len(times) > 1 else float("nan")
+    times, memory, engine = np.array(samples[len(samples) // 2 :]).T
+    middle = len(times) // 2
     sent_rate = sent / (60 * arguments.minutes)
     text = (
         f"{arguments.minutes:g} minutes at {rate:.1f} steps/s (half the rate measured at the start), "
         f"{arguments.ranks} ranks: {sent} steps ({sent_rate:.1f} a second were sent); "
         f"memory in the second half {memory.min():.0f} to "
-        f"{memory.max():.0f} MiB, slope {slope:+.2f} MiB a minute; {behind:.0f} pending at the end. "
+        f"{memory.max():.0f} MiB, slope {slope(times, memory):+.2f} MiB a minute (in the last quarter "
+        f"{slope(times[middle:], memory[middle:]):+.2f}); of it allocated by the engine {engine.min():.0f} "
+        f"to {engine.max():.0f} MiB, slope {slope(times, engine):+.2f}; {behind:.0f} pending at the end. "
         f"`python benchmarks/soak.py --minutes {arguments.minutes:g} --ranks {arguments.ranks} --write`."
     )
     print(text)

@@ -205,7 +205,8 @@ class Tracer:
             cohort: traffic cohort; only those of the allow-list are kept.
             warmup: marks the step as warm-up; default: by `warmup_steps`.
             dummy: a batch of no request, run so that other ranks have company in their collectives: timed
-                as any, but nothing of it counts as load.
+                as any, but nothing that it routes counts as load. What this rank's experts do for the others
+                meanwhile is work like any.
         """
         return StepScope(self, step, forward_mode, microbatch, cohort, warmup, dummy)
 

@@ -9,7 +9,8 @@ chose, so that rows can be followed from one side to the other:
     rank 1  routed [2 1 | 1 2]  sent [3 3] --+--> rank 1  received [0 0 | 5 2]   experts 2, 3
 
 What was received and never chosen is `executed_not_selected`, what was chosen and never came is
-`conservation`. Where a dispatcher pads, or sends one copy per rank, nothing is said.
+`conservation`. Where a dispatcher pads, or sends one copy per rank, nothing is said. An idle rank tells of
+its dummy batch only how many pairs it sent, not to which experts: so many rows may have gone anywhere.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from moetrace_schemas.enums import (
 )
 
 _ADMITTED = (COUNT_KIND_CODE[CountKind.ROUTED], COUNT_KIND_CODE[CountKind.PADDING])
+_DUMMY = COUNT_KIND_CODE[CountKind.DUMMY]
 _RECEIVED = COUNT_KIND_CODE[CountKind.RECEIVED]
 _DISPATCH = PHASE_CODE[Phase.DISPATCH]
 
@@ -48,31 +50,54 @@ class GroupViolation:
 
 def group_violations(joined: JoinedStep) -> tuple[GroupViolation, ...]:
     """Contradictions that show only over a whole group, in order of group, microbatch and layer."""
-    groups: dict[tuple[int, int, ForwardMode], list[RankStep]] = {}
+    groups: dict[tuple[int, int], list[RankStep]] = {}
     for rank_step in joined.rank_steps:
         if rank_step.ep_size > 1:
-            key = (rank_step.ep_group, rank_step.microbatch, rank_step.forward_mode)
-            groups.setdefault(key, []).append(rank_step)
+            groups.setdefault((rank_step.ep_group, rank_step.microbatch), []).append(rank_step)
     found = []
-    for (ep_group, microbatch, mode), ranks in sorted(groups.items()):
-        if {rank.ep_rank for rank in ranks} != set(range(ranks[0].ep_size)) or len(ranks) != ranks[0].ep_size:
-            continue
-        layers = {entry.layer for rank in ranks for entry in rank.experts}
-        counts = [_RankCounts(rank) for rank in ranks] if layers else []
-        for layer in sorted(layers):
-            for violation, count in _layer(counts, layer):
-                if count > 0:
-                    found.append(
-                        GroupViolation(
-                            ep_group=ep_group,
-                            microbatch=microbatch,
-                            forward_mode=mode,
-                            layer=layer,
-                            violation=violation,
-                            count=count,
-                        )
-                    )
+    for (ep_group, microbatch), members in sorted(groups.items()):
+        for mode, ranks in sorted(_by_mode(members).items()):
+            found += _group(ep_group, microbatch, mode, ranks)
     return tuple(found)
+
+
+def _by_mode(ranks: list[RankStep]) -> dict[ForwardMode, list[RankStep]]:
+    """Ranks by what their step is for; an idle rank keeps those company that are not."""
+    found: dict[ForwardMode, list[RankStep]] = {}
+    for rank in ranks:
+        found.setdefault(rank.forward_mode, []).append(rank)
+    if len(found) > 1:
+        busy = {rank.forward_mode for rank in ranks if not _is_idle(rank)}
+        if len(busy) == 1:
+            return {busy.pop(): ranks}
+    return found
+
+
+def _is_idle(rank: RankStep) -> bool:
+    kinds = {entry.kind for entry in rank.experts}
+    return _DUMMY in kinds and kinds.isdisjoint(_ADMITTED)
+
+
+def _group(ep_group: int, microbatch: int, mode: ForwardMode, ranks: list[RankStep]) -> list[GroupViolation]:
+    found: list[GroupViolation] = []
+    if {rank.ep_rank for rank in ranks} != set(range(ranks[0].ep_size)) or len(ranks) != ranks[0].ep_size:
+        return found
+    layers = {entry.layer for rank in ranks for entry in rank.experts}
+    counts = [_RankCounts(rank) for rank in ranks] if layers else []
+    for layer in sorted(layers):
+        for violation, count in _layer(counts, layer):
+            if count > 0:
+                found.append(
+                    GroupViolation(
+                        ep_group=ep_group,
+                        microbatch=microbatch,
+                        forward_mode=mode,
+                        layer=layer,
+                        violation=violation,
+                        count=count,
+                    )
+                )
+    return found
 
 
 class _RankCounts:
@@ -81,12 +106,15 @@ class _RankCounts:
     def __init__(self, rank: RankStep) -> None:
         self.admitted: dict[int, list[IntArray]] = {}
         self.received: dict[int, list[IntArray]] = {}
+        self.dummy: dict[int, int] = {}
         self.sent: dict[int, IntArray] = {}
         for entry in rank.experts:
             if entry.kind in _ADMITTED:
                 self.admitted.setdefault(entry.layer, []).append(entry.counts)
             elif entry.kind == _RECEIVED:
                 self.received.setdefault(entry.layer, []).append(entry.counts)
+            elif entry.kind == _DUMMY:
+                self.dummy[entry.layer] = self.dummy.get(entry.layer, 0) + int(entry.counts.sum())
         for row in rank.traffic:
             if row.phase == _DISPATCH:
                 self.sent.setdefault(row.layer, row.rows)
@@ -94,19 +122,24 @@ class _RankCounts:
 
 def _layer(ranks: list[_RankCounts], layer: int) -> Iterable[tuple[RoutingViolation, int]]:
     admitted, received = [], []
+    anywhere = 0
+    """Rows of dummy batches, whose experts are not told."""
     for rank in ranks:
         chosen, came = _sum(rank.admitted.get(layer)), _sum(rank.received.get(layer))
-        sent = rank.sent.get(layer)
-        if chosen is None or came is None or sent is None or int(sent.sum()) != int(chosen.sum()):
+        sent, dummy = rank.sent.get(layer), rank.dummy.get(layer, 0)
+        if chosen is None and came is not None and layer in rank.dummy:
+            chosen = np.zeros_like(came)
+        if chosen is None or came is None or sent is None or int(sent.sum()) != int(chosen.sum()) + dummy:
             return ()
+        anywhere += dummy
         admitted.append(chosen)
         received.append(came)
     if len({len(counts) for counts in (*admitted, *received)}) != 1:
         return ()
     due, came = np.sum(admitted, axis=0), np.sum(received, axis=0)
     return (
-        (RoutingViolation.CONSERVATION, int(due.sum()) - int(came.sum())),
-        (RoutingViolation.EXECUTED_NOT_SELECTED, int(np.maximum(came - due, 0).sum())),
+        (RoutingViolation.CONSERVATION, int(due.sum()) + anywhere - int(came.sum())),
+        (RoutingViolation.EXECUTED_NOT_SELECTED, int(np.maximum(came - due, 0).sum()) - anywhere),
     )
 
 

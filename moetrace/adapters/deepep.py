@@ -21,7 +21,8 @@ from moetrace.adapters.base import Call, Target
 from moetrace.record.sites import Role
 from moetrace_schemas.enums import Phase
 
-PACKAGE = "deep_ep"
+PACKAGES = ("deep_ep", "deep_ep_v25")
+"""Names that releases are imported by."""
 CLASSES = ("Buffer", "ElasticBuffer", "EPBuffer", "HybridEPBuffer", "HybridEpBuffer")
 EXCHANGES = ("dispatch", "combine")
 """How the names of methods that exchange rows begin, `low_latency_` put aside."""
@@ -32,19 +33,22 @@ WAITS = ("current_stream_wait", "__exit__")
 
 
 def exchanges() -> list[Target]:
-    """Targets of the imported package; none where it is not imported."""
-    package = sys.modules.get(PACKAGE)
+    """Targets of the imported packages; none where none is imported."""
+    return [target for name in PACKAGES if name in sys.modules for target in _of_package(name)]
+
+
+def _of_package(name: str) -> list[Target]:
+    package, target = sys.modules[name], partial(_target, name)
     targets = []
-    for owner in dict.fromkeys(filter(None, (getattr(package, name, None) for name in CLASSES))):
-        targets += [_target(owner, name, Role.EXCHANGE, Call.RECEIVE) for name in _exchanging(owner)]
+    for owner in dict.fromkeys(filter(None, (getattr(package, each, None) for each in CLASSES))):
+        targets += [target(owner, each, Role.EXCHANGE, Call.RECEIVE) for each in _exchanging(owner)]
         if callable(getattr(owner, LAYOUT, None)):
-            targets.append(_target(owner, LAYOUT, Role.PHASE, Call.TIMED, Phase.PERMUTE))
+            targets.append(target(owner, LAYOUT, Role.PHASE, Call.TIMED, Phase.PERMUTE))
     event = getattr(package, "EventOverlap", None) or getattr(
-        sys.modules.get(f"{PACKAGE}.utils"), "EventOverlap", None
+        sys.modules.get(f"{name}.utils"), "EventOverlap", None
     )
     if hasattr(event, WAITS[0]):
-        found = [name for name in WAITS if hasattr(event, name)]
-        targets += [_target(event, name, Role.WAIT, Call.WAIT_EVENT) for name in found]
+        targets += [target(event, each, Role.WAIT, Call.WAIT_EVENT) for each in WAITS if hasattr(event, each)]
     return targets
 
 
@@ -54,12 +58,14 @@ def _exchanging(owner: Any) -> Iterator[str]:
             yield name
 
 
-def _target(owner: Any, attribute: str, role: Role, call: Call, phase: Phase | None = None) -> Target:
+def _target(
+    package: str, owner: Any, attribute: str, role: Role, call: Call, phase: Phase | None = None
+) -> Target:
     return Target(
         owner=owner,
         attribute=attribute,
         role=role,
-        name=f"{PACKAGE}.{owner.__name__}.{attribute}",
+        name=f"{package}.{owner.__name__}.{attribute}",
         phase=phase,
         call=call,
         shared=True,

@@ -2,11 +2,12 @@
 
 Dispatchers that split each exchange in two (issue, then receive) are wrapped in both halves, since
 two-batch overlap calls the halves and not `dispatch` and `combine`; what is a barrier is the receiving
-half. Where top-k is left to the kernel (bypassed), nothing is counted; where all ranks of a tensor-parallel
-group route the same tokens (no exchange backend), the first one counts; where rows of data-parallel ranks are
-gathered before that, each counts its own (moetrace.adapters.sglang_gathered). With experts that are
-replicated or moved the ids in a top-k output are physical: they are counted as such, and by the engine's
-map as logical.
+half. Where top-k is left to the kernel (bypassed), nothing is counted; where the model routes by itself,
+always or where a kernel of its own can, the ids that it calls the experts with are; where all ranks of a
+tensor-parallel group route the same tokens (no exchange backend), the first one counts; where rows of
+data-parallel ranks are gathered before that, each counts its own (moetrace.adapters.sglang_gathered). With
+experts that are replicated or moved the ids in a top-k output are physical: they are counted as such, and by
+the engine's map as logical.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def _layer(path: str, experts: Any, around: Any, layer: int) -> LayerMatch:
     targets = [layer_forward(around if is_block else experts, layer, f"{above if is_block else here}forward")]
     phases = {Phase.OUTSIDE, Phase.ROUTER, Phase.EXPERT_GEMM}
     notes: list[str] = []
-    elsewhere = not_counted() if top_k is not None else ""
+    elsewhere = not_counted()
+    counted = not elsewhere and (top_k is not None or moved is None)
     if "gate" in children:
         targets.append(phase(children["gate"], "forward", layer, f"{above}gate.forward", Phase.ROUTER))
     if top_k is not None:
@@ -87,12 +89,21 @@ def _layer(path: str, experts: Any, around: Any, layer: int) -> LayerMatch:
         else:
             gathered = gathers()
             notes += gathered_notes() if gathered else ()
-            targets += _counts(top_k, layer, f"{above}topk.forward", own=moved is None, gathered=gathered)
+            name = f"{above}topk.forward"
+            targets += _counts(top_k, experts, layer, (name, f"{here}forward"), gathered, own=moved is None)
         if moved is not None and not elsewhere:
             notes.append("counted by physical expert, and by logical one as the engine's map says")
+    elif counted:
+        phases -= set() if "gate" in children else {Phase.ROUTER}
+        gathered = gathers()
+        add = add_own if gathered else _add_all
+        notes += gathered_notes() if gathered else ()
+        notes.append("no top-k beside the experts: counted by the ids that they are called with")
+        targets.append(count(experts, "forward", layer, f"{here}forward", partial(_count_given, add)))
     else:
-        phases.discard(Phase.ROUTER)
-        notes.append("the router is not a part of the block: neither timed nor counted")
+        phases -= set() if "gate" in children else {Phase.ROUTER}
+        # Whether ids that the model has made are logical or physical, nothing says.
+        notes.append(elsewhere or "no top-k beside the experts, and experts are moved: ids are not counted")
     for name in SHARED_NAMES:
         if children.get(name) is not None:
             phases.add(Phase.SHARED_EXPERT)
@@ -127,7 +138,7 @@ def _layer(path: str, experts: Any, around: Any, layer: int) -> LayerMatch:
         num_local_experts=int(experts.num_local_experts),
         targets=tuple(targets),
         phases=tuple(known for known in Phase if known in phases),
-        counted=top_k is not None and not elsewhere,
+        counted=counted,
         sentinels=True,
         exact_rows=False,
         parallel=parallel,
@@ -156,16 +167,46 @@ def _parallel(experts: Any) -> ExpertParallel | None:
     return ExpertParallel(rank=rank, size=size, group=here - rank)
 
 
-def _counts(top_k: Any, layer: int, name: str, *, own: bool, gathered: bool) -> list[Target]:
+def _counts(
+    top_k: Any, experts: Any, layer: int, names: tuple[str, str], gathered: bool, *, own: bool
+) -> list[Target]:
     """`own`: ids are logical ones; `gathered`: of rows that are not all this rank's."""
     add = add_own if gathered else _add_all
-    ids = partial(_count_ids, add)
+    name, experts_name = names
     if own:
-        return [count(top_k, "forward", layer, name, ids)]
+        choice = _Choice(add)
+        return [
+            count(top_k, "forward", layer, name, choice.chosen),
+            count(experts, "forward", layer, experts_name, choice.given),
+        ]
     return [
         count(top_k, "forward", layer, name, partial(_count_logical, add, layer)),
-        count(top_k, "forward", layer, name, ids, CountKind.PHYSICAL),
+        count(top_k, "forward", layer, name, partial(_count_ids, add), CountKind.PHYSICAL),
     ]
+
+
+class _Choice:
+    """Counts what a layer's top-k chose; where a model went past it, what the experts are called with."""
+
+    def __init__(self, add: Add) -> None:
+        self._add = add
+        self._seen = False
+        """Whether top-k was called since the experts were."""
+
+    def chosen(
+        self, counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Of forward(hidden_states, router_logits, ..)."""
+        self._seen = True
+        _count_ids(self._add, counter, index, args, kwargs, result)
+
+    def given(
+        self, counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Of forward(hidden_states, topk_output, ..)."""
+        seen, self._seen = self._seen, False
+        if not seen:
+            _count_given(self._add, counter, index, args, kwargs, result)
 
 
 def _add_all(counter: RouteCounter, index: int, ids: Any) -> None:
@@ -176,9 +217,24 @@ def _count_ids(
     add: Add, counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:
     # Rows of padding have ids of -1. The last columns of weights may be those of shared experts.
-    ids = getattr(result, "topk_ids", None)
+    ids = _ids(result)
     if ids is not None:
         add(counter, index, ids)
+
+
+def _count_given(
+    add: Add, counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> None:
+    # forward(hidden_states, topk_output, ..)
+    _count_ids(add, counter, index, args, kwargs, args[1] if len(args) > 1 else kwargs.get("topk_output"))
+
+
+def _ids(top_k_output: Any) -> Any | None:
+    """Ids [rows, K] of a top-k output; None where its kernel chooses them."""
+    ids = getattr(top_k_output, "topk_ids", None)
+    packed = getattr(top_k_output, "packed_topk_ids", None)
+    # In the upper half of 32 bits, with the weight in the lower one.
+    return ids if ids is not None or packed is None else packed >> 16
 
 
 def _count_logical(
@@ -190,7 +246,7 @@ def _count_logical(
     kwargs: dict[str, Any],
     result: Any,
 ) -> None:
-    ids = getattr(result, "topk_ids", None)
+    ids = _ids(result)
     if ids is not None:
         add(counter, index, logical_ids(ids, layer))
 

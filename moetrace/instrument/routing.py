@@ -21,7 +21,7 @@ import torch
 from moetrace.instrument import routing_checks
 from moetrace.instrument.coactivation import CoactivationSampler
 from moetrace.instrument.wait_stats import WaitReader
-from moetrace.record.count_sites import CountSite
+from moetrace.record.count_sites import DESTINATION_SIDE, CountSite
 from moetrace.record.types import CoactivationRow, ExpertRow, ViolationRow
 from moetrace_schemas.enums import CountKind
 
@@ -65,7 +65,9 @@ class StepCounter:
         self.checking = False
         """Whether the routing of this step is checked."""
         self.dummy = False
-        """Whether the step is a dummy batch: nothing of it is load."""
+        """Whether the step is a dummy batch: nothing that it routes is load."""
+        self.in_dummy = False
+        """Whether a dummy batch runs inside the step: it adds what the experts do for others, and no more."""
         self.coactivation: CoactivationSampler | None = None
         """Counts pairs of experts in this step; None in most steps."""
         self._executed_at = {
@@ -77,7 +79,8 @@ class StepCounter:
         """What kernels of exchanges say of their waits."""
         self._executed = frozenset(self._executed_at.values())
         self.unjudged: set[int] = set()
-        """Layers of which a replayed graph counted some kinds only: kinds are not held against each other."""
+        """Layers of which a replayed graph, or a dummy batch inside the step, counted some kinds only: kinds
+        are not held against each other."""
 
     def _allocate(self) -> None:
         sites, device = self.sites, self._device
@@ -104,7 +107,12 @@ class StepCounter:
 
     def counts(self, index: int) -> bool:
         """Whether this counter has a row for count site `index`, and it is wanted in this step."""
-        return index < len(self.sites) and (self.checking or self.sites[index].kind is not CountKind.EXECUTED)
+        if index >= len(self.sites):
+            return False
+        kind = self.sites[index].kind
+        if self.in_dummy and kind not in DESTINATION_SIDE:
+            return False
+        return self.checking or kind is not CountKind.EXECUTED
 
     def counted(self, index: int) -> bool:
         """Whether anything was counted at count site `index` in this step."""
@@ -301,8 +309,6 @@ class StepCounter:
             # A layer that nobody counted is missing; it is not zero.
             if index in self._touched or index in self._known:
                 result.extend(_site_rows(site, numbers, start))
-        if self.dummy:
-            return _as_dummy(result)
         for layer, pairs in sorted(self.recompute_pairs.items()):
             result.append(ExpertRow(layer=layer, kind=CountKind.RECOMPUTE, counts=(pairs,)))
         return tuple(result)
@@ -325,18 +331,28 @@ class StepCounter:
         """
         self._counts.zero_()
 
+    def begin_dummy(self) -> None:
+        """A dummy batch begins inside the step. Its rows are on one side only: sides are not compared."""
+        self.in_dummy = True
+        self.unjudged.update(site.layer for site in self.sites)
+
     def merge(self, other: StepCounter) -> None:
         """Add one replay's counts: `other`, of the same sites, sealed, was zeroed before it. No host sync."""
         if other.sites != self.sites:
             # Captured before more was instrumented: its rows lie elsewhere, and stay missing.
+            return
+        # These were zeroed when the step began: every replay of it has added.
+        self.waits.used.update(other.waits.used)
+        if self.in_dummy:
+            for index in filter(self.counts, other._touched):
+                self._rows[index].add_(other._rows[index])
+                self._touched.add(index)
             return
         if other._touched:
             self._counts.add_(other._counts)
             # Executed rows are of checked steps only; the cells of others are not read.
             self._touched |= other._touched if self.checking else other._touched - self._executed
         self.unjudged |= other.unjudged
-        # These were zeroed when the step began: every replay of it has added.
-        self.waits.used.update(other.waits.used)
         for layer, pairs in other.recompute_pairs.items():
             # A number of pairs is a shape: the same in every replay.
             self.recompute_pairs[layer] = self.recompute_pairs.get(layer, 0) + pairs
@@ -387,24 +403,13 @@ class StepCounter:
         self._known.clear()
         self.recompute_pairs.clear()
         self.unjudged.clear()
+        self.in_dummy = False
         self.padding = None
 
 
 def _width(site: CountSite) -> int:
     """Bins of one site, real and padding tokens."""
     return 2 * (site.num_experts + OUT_OF_RANGE_BINS)
-
-
-def _as_dummy(rows: list[ExpertRow]) -> tuple[ExpertRow, ...]:
-    """Counts of a dummy batch: one total per layer, of everything that its router chose."""
-    totals: dict[int, int] = {}
-    for row in rows:
-        if row.kind in (CountKind.ROUTED, CountKind.PADDING, CountKind.INVALID):
-            totals[row.layer] = totals.get(row.layer, 0) + sum(row.counts)
-    return tuple(
-        ExpertRow(layer=layer, kind=CountKind.DUMMY, counts=(total,))
-        for layer, total in sorted(totals.items())
-    )
 
 
 def _site_rows(site: CountSite, numbers: list[int], start: int) -> Iterable[ExpertRow]:

@@ -124,14 +124,16 @@ def note_shape(owner: StepOwner, buffer: StepBuffer, trains: bool, cached: bool,
 
 
 @contextlib.contextmanager
-def _uncounted(owner: StepOwner, buffer: StepBuffer) -> Iterator[None]:
-    """Inside, nothing is counted: a dummy batch in a step that has been opened for others."""
-    counter, buffer.counter = buffer.counter, None
+def _dummy_inside(owner: StepOwner, buffer: StepBuffer) -> Iterator[None]:
+    """Inside, only what this rank's experts do is counted: a dummy batch in a step opened for others."""
+    counter = buffer.counter
+    if counter is not None:
+        counter.begin_dummy()
     try:
         yield
     finally:
-        if owner.buffer is buffer:
-            buffer.counter = counter
+        if counter is not None and owner.buffer is buffer:
+            counter.in_dummy = False
 
 
 def engine_step(function: Callable[..., Any], owner: StepOwner, call: EngineCall) -> Callable[..., Any]:
@@ -170,7 +172,7 @@ def engine_step(function: Callable[..., Any], owner: StepOwner, call: EngineCall
                 # The outer call's facts are in the step.
                 return function(*args, **kwargs)
             buffer.warmup |= kind.facts.warmup
-            with _uncounted(owner, buffer) if kind.facts.dummy else contextlib.nullcontext():
+            with _dummy_inside(owner, buffer) if kind.facts.dummy else contextlib.nullcontext():
                 return function(*args, **kwargs)
         finally:
             kind.facts = before

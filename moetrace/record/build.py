@@ -53,6 +53,7 @@ def build_record(
         placement_version=buffer.placement_version,
         checking=counter is not None and counter.checking,
         unjudged=counter.unjudged if counter is not None else (),
+        dummy=counter is not None and counter.dummy,
     )
     return StepRecord(
         step=buffer.step,

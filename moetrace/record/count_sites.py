@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from moetrace_schemas.enums import CountKind
 
+DESTINATION_SIDE = frozenset({CountKind.RECEIVED, CountKind.EXECUTED})
+"""Kinds that are work of this rank's experts, whoever's tokens it is for; all others are of its routers."""
+
 
 @dataclass(frozen=True, slots=True)
 class CountSite:

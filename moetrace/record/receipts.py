@@ -6,6 +6,9 @@ included: they are routed and computed as all others are.
     selected = admitted + dropped        the router chose; an expert's capacity refused some
     admitted = executed                  over the expert-parallel group; on one rank without it
 
+What a dummy batch selects is nobody's, and becomes one total; what its rank's experts got meanwhile is work
+for the others, and stays.
+
 A contradiction is counted by reason and told; nothing is ever raised into the model.
 """
 
@@ -14,9 +17,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moetrace.record.count_sites import CountSite
+from moetrace.record.count_sites import DESTINATION_SIDE, CountSite
 from moetrace.record.types import ExpertRow, TrafficRecord, ViolationRow
 from moetrace_schemas.enums import CountKind, Phase, RoutingViolation
+
+_SELECTED = (CountKind.ROUTED, CountKind.PADDING, CountKind.INVALID, CountKind.DROPPED)
+"""Kinds that are what the router chose, together."""
 
 Kinds = Mapping[CountKind, tuple[int, ...]]
 """Counts of one layer by kind."""
@@ -76,6 +82,7 @@ def settle(
     placement_version: int = 0,
     checking: bool = True,
     unjudged: Collection[int] = (),
+    dummy: bool = False,
 ) -> Settled:
     """Check the counts of one step, and leave out what says nothing new.
 
@@ -88,7 +95,17 @@ def settle(
         checking: whether the step is checked; of others only ids out of range are told.
         unjudged: layers of which some kinds were counted in a part of the step only (replayed graphs): their
             kinds are not held against each other, and what was executed is not told.
+        dummy: the step is a dummy batch: ids and weights of nobody's tokens are not judged.
     """
+    by_layer = _by_layer(experts)
+    told = tuple(
+        _not_below_zero(row) if row.kind is CountKind.DROPPED else row
+        for row in experts
+        if row.kind is not CountKind.EXECUTED
+        or (row.layer not in unjudged and _says_more(row, by_layer[row.layer]))
+    )
+    if dummy:
+        return Settled(experts=_dummy_totals(by_layer, told), violations=())
     totals: dict[tuple[int, RoutingViolation], int] = {}
 
     def add(layer: int, violation: RoutingViolation, count: int) -> None:
@@ -98,7 +115,6 @@ def settle(
     for row in seen:
         add(row.layer, row.violation, row.count)
     rules = {site.layer: site for site in sites if site.kind is CountKind.ROUTED}
-    by_layer = _by_layer(experts)
     sent = {item.layer: item.rows for item in traffic if item.phase is Phase.DISPATCH}
     for layer, kinds in by_layer.items():
         rule = rules.get(layer)
@@ -116,17 +132,26 @@ def settle(
         if layer in sent and placement_version == 0:
             add(layer, RoutingViolation.TRAFFIC_MISMATCH, _misdirected(kinds, rule, sent[layer]))
     return Settled(
-        experts=tuple(
-            _not_below_zero(row) if row.kind is CountKind.DROPPED else row
-            for row in experts
-            if row.kind is not CountKind.EXECUTED
-            or (row.layer not in unjudged and _says_more(row, by_layer[row.layer]))
-        ),
+        experts=told,
         violations=tuple(
             ViolationRow(layer=layer, violation=violation, count=count)
             for (layer, violation), count in sorted(totals.items())
         ),
     )
+
+
+def _dummy_totals(by_layer: Mapping[int, Kinds], told: Iterable[ExpertRow]) -> tuple[ExpertRow, ...]:
+    """Per layer one total of what the router selected, ids of no expert with them; then what experts got."""
+    totals = (
+        ExpertRow(
+            layer=layer,
+            kind=CountKind.DUMMY,
+            counts=(sum(sum(kinds.get(kind, ())) for kind in _SELECTED),),
+        )
+        for layer, kinds in sorted(by_layer.items())
+        if CountKind.ROUTED in kinds
+    )
+    return (*totals, *(row for row in told if row.kind in DESTINATION_SIDE))
 
 
 def _not_below_zero(dropped: ExpertRow) -> ExpertRow:

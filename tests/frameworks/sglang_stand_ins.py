@@ -2,7 +2,7 @@
 
 Names, parameters and results are those of the wheel of sglang 0.5.23 (read in November 2026): srt/layers/moe/
 topk.py, fused_moe_triton/layer.py, ep_moe/layer.py, token_dispatcher/{base,standard,deepep,deepep_v2}.py,
-srt/eplb/expert_location.py. The package itself needs a GPU.
+srt/eplb/expert_location.py, srt/models/{longcat_flash,inkling_common/moe}.py. The package itself needs a GPU.
 """
 
 from __future__ import annotations
@@ -29,6 +29,13 @@ class StandardTopKOutput(NamedTuple):
 
     topk_weights: torch.Tensor
     topk_ids: torch.Tensor
+    router_logits: torch.Tensor
+
+
+class PackedTopKOutput(NamedTuple):
+    """One number of 32 bits per pair: id in the upper half, weight (bfloat16) in the lower one."""
+
+    packed_topk_ids: torch.Tensor
     router_logits: torch.Tensor
 
 
@@ -246,6 +253,27 @@ class Block(nn.Module):
         """Hidden states to hidden states."""
         chosen = self.topk(hidden_states, self.gate(hidden_states), num_token_non_padded=num_token_non_padded)
         out: torch.Tensor = self.experts(hidden_states, chosen)
+        return out
+
+
+class OwnRouter(nn.Module):
+    """A block that routes by itself and hands the experts what it chose, as srt/models/longcat_flash.py."""
+
+    def __init__(self, layer_id: int, dispatcher: BaseDispatcher, *, packed: bool) -> None:
+        super().__init__()
+        self.packed = packed
+        self.router = nn.Linear(HIDDEN, EXPERTS, bias=False)
+        self.experts = FusedMoE(layer_id, dispatcher, 1, EXPERTS)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Hidden states to hidden states; packed as in srt/models/inkling_common/moe.py."""
+        logits = self.router(hidden_states)
+        weights, ids = logits.softmax(-1).topk(TOP_K)
+        chosen: Any = StandardTopKOutput(weights, ids, logits)
+        if self.packed:
+            low = weights.bfloat16().view(torch.int16).int() & 0xFFFF
+            chosen = PackedTopKOutput((ids.int() << 16) | low, logits)
+        out: torch.Tensor = self.experts(hidden_states, topk_output=chosen)
         return out
 
 

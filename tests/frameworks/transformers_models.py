@@ -63,6 +63,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "dbrx": {"clip_qkv": 8.0},
     "deepseek_ocr2": {"mlp_layer_types": ["sparse"] * LAYERS, "num_experts_per_tok": 2},
     "deepseek_v2": {"num_experts_per_tok": 2},
+    "deepseek_v4": {"mlp_layer_types": ["hash_moe"] * (LAYERS // 2) + ["moe"] * (LAYERS // 2)},
     "diffusion_gemma": {
         "num_experts": 4,
         "top_k_experts": 2,
@@ -281,4 +282,9 @@ def filled(model: PreTrainedModel) -> PreTrainedModel:
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         parameter.data.copy_(noise * 0.05 + (parameter.dim() == 1))
+    for name, table in model.named_buffers():
+        if name.endswith("tid2eid"):
+            # Experts by token, which the family's checkpoints hold.
+            tokens, slots = (torch.arange(size) for size in table.shape)
+            table.copy_((tokens.unsqueeze(1) + slots) % SMALL["num_local_experts"])
     return model

@@ -93,7 +93,7 @@ def _balance(analysis: LoadAnalysis) -> list[str]:
     compared = analysis.compared
     steps = analysis.series.loads if analysis.rank_loads is None else analysis.rank_loads
     level = "experts" if analysis.rank_loads is None else "ranks"
-    basis = "rows received, padding with them; " if analysis.rank_basis == MEASURED else ""
+    basis = "rows received, padding and dummy batches with them; " if analysis.rank_basis == MEASURED else ""
     lines = [f"Balance over {level} ({basis}definitions disagree; each with who uses it):"]
     for definition in DEFINITIONS.values():
         total = definition.value(compared)

@@ -44,9 +44,9 @@ def load_section(view: RunView, summary: Summary) -> Markup:
             )
         )
     note = (
-        f"Sums over {summary.counted.sentence()}. Tokens are without padding; rows that ranks received hold "
-        "it, and are over the steps that miss no rank. 95 % of steps: the ratio within one step that 95 % of "
-        "the steps stay below; sums hide what changes from step to step."
+        f"Sums over {summary.counted.sentence()}. Tokens are without padding and dummy batches; rows that "
+        "ranks received hold both, and are over the steps that miss no rank. 95 % of steps: the ratio within "
+        "one step that 95 % of the steps stay below; sums hide what changes from step to step."
     )
     if len(view.expert_loads) > len(shown):
         note += (

@@ -11,7 +11,15 @@ from moetrace_collectors.model import ExpertCounts, JoinedStep, RankStep, Traffi
 from moetrace_collectors.receipts import group_violations
 from moetrace_collectors.simulate import SimulatedRun, simulate
 from moetrace_collectors.testing import SyntheticRun
-from moetrace_schemas.enums import COUNT_KIND_CODE, PHASE_CODE, ClosedBy, CountKind, Phase, RoutingViolation
+from moetrace_schemas.enums import (
+    COUNT_KIND_CODE,
+    PHASE_CODE,
+    ClosedBy,
+    CountKind,
+    ForwardMode,
+    Phase,
+    RoutingViolation,
+)
 
 RUN = SyntheticRun(world_size=2, num_layers=1, num_experts=4)
 RECEIVED_KIND = COUNT_KIND_CODE[CountKind.RECEIVED]
@@ -102,6 +110,52 @@ def test_padding_is_sent_and_computed_as_well() -> None:
     first, second = ranks(routed=[[2, 1, 4, 0], ROUTED[1]])
     padding = ExpertCounts(layer=0, kind=COUNT_KIND_CODE[CountKind.PADDING], counts=np.array([1, 0, 0, 0]))
     assert found((replace(first, experts=(*first.experts, padding)), second)) == {}
+
+
+def idle(rank_steps: tuple[RankStep, ...], rank: int) -> tuple[RankStep, ...]:
+    """The same rows on the wire, but what this rank routed was a dummy batch, told as a total."""
+    step = rank_steps[rank]
+    routed, *others = step.experts
+    total = replace(routed, kind=COUNT_KIND_CODE[CountKind.DUMMY], counts=np.array([routed.counts.sum()]))
+    changed = replace(step, experts=(total, *others))
+    return (*rank_steps[:rank], changed, *rank_steps[rank + 1 :])
+
+
+def test_rows_of_an_idle_rank_may_have_gone_anywhere() -> None:
+    """A sound group stays sound with one idle rank, or with two; rows that never came are still missed.
+
+    Rows at an expert that nobody chose are named as far as the dummy batch cannot have sent them there.
+    """
+    assert [found(idle(ranks(), rank)) for rank in (0, 1)] == [{}, {}]
+    assert found(idle(idle(ranks(), 0), 1)) == {}
+    lost = ranks(received=[[3, 2, 0, 0], [0, 0, 5, 2]])
+    assert found(idle(lost, 1)) == {RoutingViolation.CONSERVATION: 2}
+    # Rank 0 chose [3 1 | 4 0]. Of nine rows too many at experts 1 and 3, rank 1 may have sent six.
+    assert found(idle(ranks(received=[[0, 8, 0, 0], [0, 0, 4, 2]]), 1)) == {
+        RoutingViolation.EXECUTED_NOT_SELECTED: 3
+    }
+
+
+def test_an_idle_rank_belongs_to_those_whom_it_keeps_company() -> None:
+    """Whatever it says that its own batch is for; ranks of two kinds of batches are still none to compare."""
+    lost = idle(ranks(received=[[3, 2, 0, 0], [0, 0, 5, 2]]), 1)
+    first, second = (
+        replace(step, forward_mode=mode)
+        for step, mode in zip(lost, (ForwardMode.PREFILL, ForwardMode.DECODE), strict=True)
+    )
+    (violation,) = group_violations(whole((first, second)))
+    assert (violation.forward_mode, violation.violation, violation.count) == (
+        ForwardMode.PREFILL,
+        RoutingViolation.CONSERVATION,
+        2,
+    )
+    busy = ranks(received=[[3, 2, 0, 0], [0, 0, 5, 2]])[1]
+    assert found((first, replace(busy, forward_mode=ForwardMode.DECODE))) == {}
+
+
+def test_an_idle_rank_whose_rows_do_not_add_up_is_left_alone() -> None:
+    """Ids of no expert are in its total and were not sent: nothing can be followed."""
+    assert found(idle(ranks(sent=[[4, 4], [3, 2]], received=[[0, 0, 0, 0], [0, 0, 5, 2]]), 1)) == {}
 
 
 @pytest.mark.parametrize(

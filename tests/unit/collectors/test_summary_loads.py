@@ -88,6 +88,19 @@ def test_padding_dropped_and_received_pairs_are_not_routed_ones() -> None:
     assert (load.tokens, load.dead_experts, load.hot_expert) == (4, 2, 0)
 
 
+def test_an_idle_rank_counts_by_what_its_experts_received() -> None:
+    """What its dummy batch routed is no load; its experts worked for the others, and as hard as they say."""
+    (load,) = layer_loads(
+        counted(
+            (0, 0, CountKind.ROUTED, [2, 0, 6, 0]),
+            (0, 0, CountKind.RECEIVED, [3, 0, 0, 0]),
+            (1, 0, CountKind.DUMMY, [2]),
+            (1, 0, CountKind.RECEIVED, [0, 0, 7, 0]),
+        )
+    )
+    assert (load.tokens, load.hot_expert, load.rank_max_mean_ratio) == (8, 2, 7 / 5)
+
+
 def test_a_layer_without_pairs_has_no_ratio() -> None:
     """Nothing is divided by zero, and no imbalance is invented."""
     (load,) = layer_loads(counted((0, 1, CountKind.ROUTED, [0, 0, 0])))

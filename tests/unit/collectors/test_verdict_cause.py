@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from moetrace_collectors.model import StepVerdict
+from moetrace_collectors.model import ExpertCounts, StepVerdict
 from moetrace_collectors.simulate import Injection, Noise, SimulatedRun, simulate
 from moetrace_collectors.verdict import VerdictEngine
 from moetrace_collectors.verdict.gemm_fit import robust_slope
-from moetrace_schemas.enums import Cause, Evidence, Phase
+from moetrace_schemas.enums import COUNT_KIND_CODE, Cause, CountKind, Evidence, Phase
 from verdict_timeline import exchange, joined, rank_step, work
 
 USUAL = Noise(spread=0.03)
@@ -75,6 +77,35 @@ def test_counts_of_rows_received_stand_in_for_rows_of_the_work(
             exchange(Phase.COMBINE, 410 - late),
         ]
         records.append(rank_step(rank, rows, ep_size=4, received={0: counts}))
+    verdict = VerdictEngine().judge(joined(*records))
+    assert verdict.suspect is not None
+    assert (verdict.suspect.rank, verdict.suspect.phase, verdict.cause) == (1, Phase.EXPERT_GEMM, cause)
+
+
+@pytest.mark.parametrize(
+    ("of_idle", "cause"),
+    [([300, 100], Cause.ROUTING), ([100, 100], Cause.DEVICE), (None, Cause.UNKNOWN)],
+    ids=["a hot expert", "a slow device", "rows not told"],
+)
+def test_rows_of_an_idle_rank_explain_its_time(of_idle: list[int] | None, cause: Cause) -> None:
+    """Rank 1 runs a dummy batch and is late all the same: its experts serve the others."""
+    records = []
+    for rank in range(4):
+        idle = rank == 1
+        rows = [
+            work(Phase.OUTSIDE, 100),
+            exchange(Phase.DISPATCH, 10),
+            work(Phase.EXPERT_GEMM, 800 if idle else 400),
+            exchange(Phase.COMBINE, 10 if idle else 410),
+        ]
+        counts = [0] * 8
+        counts[2 * rank : 2 * rank + 2] = of_idle or [0, 0] if idle else [100, 100]
+        received = None if idle and of_idle is None else {0: counts}
+        record = rank_step(rank, rows, ep_size=4, received=received)
+        if idle:
+            dummy = ExpertCounts(layer=0, kind=COUNT_KIND_CODE[CountKind.DUMMY], counts=np.array([2]))
+            record = replace(record, experts=(*record.experts, dummy))
+        records.append(record)
     verdict = VerdictEngine().judge(joined(*records))
     assert verdict.suspect is not None
     assert (verdict.suspect.rank, verdict.suspect.phase, verdict.cause) == (1, Phase.EXPERT_GEMM, cause)

@@ -4,7 +4,11 @@ As read in the public repository deepseek-ai/DeepEP in November 2026:
 `Buffer` and `EventOverlap1` of release 1.2.1 (deep_ep/buffer.py, deep_ep/utils.py; 2.0 to 2.2 keep that
 buffer as deep_ep/buffers/legacy.py), `ElasticBuffer` of 2.x (deep_ep/buffers/elastic.py at 0297fc8),
 `EPBuffer` and `EventOverlap2` of 2.5.0 (deep_ep/buffers/ep.py at 13b3aba, deep_ep/utils/event.py at
-def8651), `HybridEPBuffer` of branch hybrid-ep (deep_ep/hybrid_ep_buffer.py at 098da2a).
+def8651; the same in the wheel sgl-deep-ep-v25 0.1.0rc0, package deep_ep_v25), `HybridEPBuffer` of branch
+hybrid-ep (deep_ep/hybrid_ep_buffer.py at 098da2a).
+
+The wheel sgl-deep-ep 0.1.2.post1 has `Buffer` and `ElasticBuffer` as these, with more parameters between them
+(`x_global_scale`, `use_nvfp4`, `overlap`): all are read by name.
 
 What calls do, and how buffers are made, is ours: a fake clock moves on, and the rows of `Arriving` arrive,
 whose numbers hold garbage until they are there.

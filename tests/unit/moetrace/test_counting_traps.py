@@ -145,6 +145,25 @@ def test_dummy_or_idle_dp_batches(record: Make) -> None:
     assert places == [(row.layer, row.phase, row.ordinal) for row in real.phases]
 
 
+def test_experts_of_an_idle_rank_are_not_idle() -> None:
+    """The batch of an idle rank is nobody's; rows of others that its experts got meanwhile are work."""
+    sites = [
+        CountSite(0, 4, ep_size=2),
+        CountSite(0, 4, CountKind.RECEIVED, offset=2, num_local_experts=2),
+        CountSite(0, 4, CountKind.EXECUTED, offset=2, num_local_experts=2),
+    ]
+    counter = StepCounter(sites, CPU)
+    counter.begin(checking=True, dummy=True)
+    counter.add(0, torch.tensor([[0, 2]]))
+    counter.add(1, torch.tensor([[0], [0], [1]]))
+    counter.add(2, torch.tensor([[0], [0], [1]]))
+    settled = settle(counter.rows(), sites, dummy=counter.dummy)
+    assert [(row.kind, row.counts) for row in settled.experts] == [
+        (CountKind.DUMMY, (2,)),
+        (CountKind.RECEIVED, (0, 0, 2, 1)),
+    ]
+
+
 def test_warm_up_batches(record: Make) -> None:
     """Autotuning and first-use compilation: kept with a mark that every summary leaves out."""
     recording, model = record(warmup_steps=2), Model()

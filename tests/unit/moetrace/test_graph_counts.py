@@ -88,6 +88,33 @@ def test_a_graph_captured_with_checks_brings_them_to_checked_steps() -> None:
     assert told(unchecked) == ({(0, CountKind.ROUTED): (2, 2, 4, 0)}, [])
 
 
+def test_a_replay_of_a_dummy_batch_inside_a_step_adds_what_was_received() -> None:
+    """What it routed is nobody's, and the step's kinds are not compared; the step after it is as any."""
+    sites = [
+        CountSite(0, 4, ep_size=2),
+        CountSite(0, 4, CountKind.RECEIVED),
+        CountSite(0, 4, CountKind.EXECUTED),
+    ]
+    graph, step = StepCounter(sites, CPU), StepCounter(sites, CPU)
+    graph.checking = True
+    for index in range(3):
+        graph.add(index, IDS)
+    graph.seal()
+    step.begin(checking=True)
+    step.add(0, IDS)
+    step.add(1, IDS)
+    step.begin_dummy()
+    step.merge(graph)
+    step.in_dummy = False
+    counts, violations = told(step)
+    assert counts == {(0, CountKind.ROUTED): (1, 1, 2, 0), (0, CountKind.RECEIVED): (2, 2, 4, 0)}
+    # Of the step's own pairs; the replay's are not looked at.
+    assert violations == [ViolationRow(layer=0, violation=RoutingViolation.DUPLICATE_EXPERT, count=1)]
+    step.begin(checking=False)
+    step.merge(graph)
+    assert told(step)[0] == {(0, CountKind.ROUTED): (1, 1, 2, 0), (0, CountKind.RECEIVED): (1, 1, 2, 0)}
+
+
 def test_the_next_step_knows_nothing_of_the_replays_of_the_last() -> None:
     """A buffer's counter is used again: what was not judged then is judged now."""
     step = step_counter(checking=True)

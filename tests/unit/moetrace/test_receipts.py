@@ -276,6 +276,29 @@ def test_what_was_dropped_and_what_was_admitted_are_what_was_selected() -> None:
     assert settled.experts[1].counts == (0, 0, 0, 0)
 
 
+def test_a_dummy_batch_is_one_total_beside_what_experts_did_for_others() -> None:
+    """All that its router selected, dropped and invalid pairs with them; and no contradiction is looked for.
+
+    What experts computed is told where it is not what they received, as in any step.
+    """
+    executed = ExpertRow(layer=3, kind=CountKind.EXECUTED, counts=(0, 0, 6, 3))
+    rows = (
+        ROUTED,
+        ExpertRow(layer=3, kind=CountKind.PADDING, counts=(0, 2, 0, 0)),
+        ExpertRow(layer=3, kind=CountKind.DROPPED, counts=(1, 0, 0, 0)),
+        ExpertRow(layer=3, kind=CountKind.INVALID, counts=(5,)),
+        ExpertRow(layer=3, kind=CountKind.PHYSICAL, counts=(3, 0, 2, 1, 2, 0)),
+    )
+    total = ExpertRow(layer=3, kind=CountKind.DUMMY, counts=(16,))
+    seen = [ViolationRow(layer=3, violation=RoutingViolation.DUPLICATE_EXPERT, count=1)]
+    received = ExpertRow(layer=3, kind=CountKind.RECEIVED, counts=(0, 0, 6, 4))
+    settled = settle([*rows, received, executed], [SITE], seen=seen, dummy=True)
+    assert settled.experts == (total, received, executed)
+    assert settled.violations == ()
+    same = ExpertRow(layer=3, kind=CountKind.EXECUTED, counts=received.counts)
+    assert settle([*rows, received, same], [SITE], dummy=True).experts == (total, received)
+
+
 def test_padding_is_admitted_and_executed_like_any_token() -> None:
     """Only load figures leave it out."""
     padding = ExpertRow(layer=3, kind=CountKind.PADDING, counts=(0, 2, 0, 0))

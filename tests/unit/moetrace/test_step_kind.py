@@ -11,8 +11,10 @@ from torch import nn
 
 from moetrace.adapters.base import EngineCall, StepFacts
 from moetrace.adapters.reference import ReferenceMoE
+from moetrace.instrument.counted import counted
 from moetrace.instrument.patches import Patches
 from moetrace.instrument.step_kind import engine_step
+from moetrace.record.count_sites import CountSite
 from moetrace.record.types import StepRecord
 from moetrace_schemas.enums import CountKind, ForwardMode
 
@@ -258,6 +260,39 @@ def test_a_dummy_batch_in_an_open_step_is_no_load(record: Make) -> None:
     (step,) = recorded(record, body, warmup_steps=0)
     assert step.warmup
     assert [(row.kind, sum(row.counts)) for row in step.experts] == [(CountKind.ROUTED, 20)]
+
+
+def test_a_dummy_batch_in_an_open_step_adds_what_experts_received(record: Make) -> None:
+    """Rows of others are work; nothing that was sent or executed is held against what a part of it routed."""
+    recording = record(warmup_steps=0, check_steps=1)
+    tracer = recording.tracer
+    sites = [
+        CountSite(0, 4, ep_size=2),
+        CountSite(0, 4, CountKind.RECEIVED),
+        CountSite(0, 4, CountKind.EXECUTED),
+    ]
+    tracer.set_count_sites(sites, torch.device("cpu"))
+    ids = torch.tensor([[0, 1], [2, 3]])
+    calls = [
+        counted(lambda: ids, tracer, lambda counter, at, *_: counter.add(at, ids), at) for at in range(3)
+    ]
+
+    def batch(facts: StepFacts) -> None:
+        call = EngineCall(owner=0, attribute="", read=lambda args, kwargs: facts)
+        engine_step(lambda: [run() for run in calls], tracer, call)()
+
+    for kinds in ((False, True), (True,), (False,)):
+        with tracer.step():
+            for dummy in kinds:
+                batch(StepFacts(forward_mode=DECODE, dummy=dummy))
+    records = recording.records()
+    assert tracer.guard.errors == {}
+    assert [{row.kind: sum(row.counts) for row in each.experts} for each in records] == [
+        {CountKind.ROUTED: 4, CountKind.RECEIVED: 8},
+        {CountKind.RECEIVED: 4},
+        {CountKind.ROUTED: 4, CountKind.RECEIVED: 4},
+    ]
+    assert [each.violations for each in records] == [(), (), ()]
 
 
 def test_an_engine_whose_facts_cannot_be_read_runs_on(record: Make) -> None:

@@ -63,7 +63,7 @@ export function spanNote(place, data, padding) {
 
 function topOf(place, data) {
   return [el("h1", {}, sentence(data)), controls(place, data),
-    spanNote(place, data, "Tokens per expert are without padding; rows that ranks received hold it.")];
+    spanNote(place, data, "Tokens per expert are without padding and dummy batches; rows that ranks received hold both.")];
 }
 
 const where = (data) => (data.cohort ? `${data.forward_mode} of cohort ${data.cohort}` : data.forward_mode);

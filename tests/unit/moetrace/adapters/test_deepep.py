@@ -151,11 +151,12 @@ def _record(
     *,
     overlap: bool = False,
     layers: int = 1,
+    package: str = "deep_ep",
     **more: Any,
 ) -> StepRecord:
     """One step of hand-written layers that exchange by a buffer; all callables are restored after it."""
     owner, event, run = CALLS[call]
-    monkeypatch.setitem(sys.modules, "deep_ep", deep_ep.package(owner, event=event))
+    monkeypatch.setitem(sys.modules, package, deep_ep.package(owner, event=event))
     owners = (owner, event)
     before = [dict(vars(one)) for one in owners]
     signatures = {name: inspect.signature(value) for name, value in vars(owner).items() if callable(value)}
@@ -205,6 +206,14 @@ def test_an_exchange_lasts_until_its_rows_are_there(
     rows = _rows(_record(monkeypatch, call, style))
     barriers = [(phase, ns) for phase, barrier, ns in rows if barrier]
     assert barriers == [(Phase.DISPATCH, SEND_NS + RECEIVE_NS), (Phase.COMBINE, SEND_NS + RECEIVE_NS)]
+
+
+def test_a_release_under_another_name_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wheels of 2.5 are imported as deep_ep_v25 where deep_ep itself is another release."""
+    record = _record(monkeypatch, "2.5", "event", package="deep_ep_v25")
+    barriers = [(phase, ns) for phase, barrier, ns in _rows(record) if barrier]
+    assert barriers == [(Phase.DISPATCH, SEND_NS + RECEIVE_NS), (Phase.COMBINE, SEND_NS + RECEIVE_NS)]
+    assert _received(record) == {0: RECEIVED}
 
 
 @pytest.mark.parametrize(("call", "style"), [each for each in STYLES if each[1] != "plain"])

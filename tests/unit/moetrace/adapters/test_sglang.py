@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import moetrace
 from frameworks.checks import Traced, Truth, check, counts_of, trace
@@ -24,7 +25,9 @@ from frameworks.sglang_stand_ins import (
     TOP_K,
     DeepEPDispatcher,
     Model,
+    OwnRouter,
     StandardDispatcher,
+    StandardTopKOutput,
     moved,
 )
 from moetrace.testing import MemoryEmitter
@@ -121,6 +124,69 @@ def test_without_expert_parallelism_nothing_is_an_exchange(monkeypatch: pytest.M
         monkeypatch, Model(StandardDispatcher, 1), ["router", "permute", "expert_gemm", "unpermute"]
     )
     assert Phase.DISPATCH not in traced.report.phases
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("style", ["keyword", "position"])
+def test_a_model_that_routes_by_itself_is_counted_at_its_experts(
+    monkeypatch: pytest.MonkeyPatch, packed: bool, style: str
+) -> None:
+    """By the ids that they are called with, packed with their weights or not."""
+    monkeypatch.setitem(sys.modules, "sglang", ModuleType("sglang"))
+    torch.manual_seed(0)
+    blocks = nn.ModuleList(OwnRouter(layer, StandardDispatcher(), packed=packed) for layer in LAYERS)
+    if style == "position":
+        for block in blocks:
+            experts: Any = block.experts
+            block.forward = lambda hidden, block=block, experts=experts: experts(  # type: ignore[method-assign]
+                hidden, StandardTopKOutput(*block.router(hidden).topk(TOP_K), None)
+            )
+    hidden, truth = torch.randn(TOKENS, HIDDEN), Truth()
+    for layer, block in zip(LAYERS, blocks, strict=True):
+        block.router.register_forward_hook(
+            lambda _, args, logits, layer=layer: truth.add_ids(layer, logits.topk(TOP_K).indices, EXPERTS)
+        )
+    model = nn.Sequential(*blocks)
+    traced = trace(model, lambda: [model(hidden).detach()], truth=truth)
+    check(traced, truth, ["permute", "expert_gemm", "unpermute"], kinds=(CountKind.ROUTED,))
+    assert all(layer.counted for layer in traced.report.layers)
+
+
+def test_a_top_k_that_a_model_goes_past_at_times_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel may do gate and top-k for some batches, as in srt/models/kimi_k3.py: then the experts tell."""
+    monkeypatch.setitem(sys.modules, "sglang", ModuleType("sglang"))
+    model, emitter = Model(StandardDispatcher, 1).eval(), MemoryEmitter()
+    block: Any = model.layers[0]
+    tracer = moetrace.init(run_id="sglang", emitters=[emitter], endpoint="", warmup_steps=0)
+    moetrace.instrument(model, strict=True)
+    hidden = torch.randn(TOKENS, HIDDEN)
+
+    def fused() -> None:
+        logits = block.gate(hidden)
+        block.experts(hidden, StandardTopKOutput(*logits.topk(TOP_K), None))
+
+    for batches in ((block,), (fused,), (block, fused, fused), (fused, block)):
+        with moetrace.step():
+            for batch in batches:
+                batch(hidden) if batch is block else batch()
+    records = emitter.wait_for(4)
+    moetrace.shutdown()
+    assert tracer.guard.errors == {}
+    assert [sum(row.counts) for record in records for row in record.experts] == [
+        TOKENS * TOP_K * batches for batches in (1, 1, 3, 2)
+    ]
+
+
+def test_ids_of_a_model_that_routes_by_itself_are_not_guessed_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where experts are moved, nothing says whether they are logical or physical; and that is said."""
+    monkeypatch.setitem(sys.modules, "sglang", ModuleType("sglang"))
+    moved(monkeypatch, 1)
+    model, hidden = OwnRouter(0, StandardDispatcher(), packed=False), torch.randn(TOKENS, HIDDEN)
+    traced = trace(model, lambda: [model(hidden).detach()])
+    assert not any(record.experts for record in traced.records)
+    (layer,) = traced.report.layers
+    assert not layer.counted
+    assert "experts are moved: ids are not counted" in str(layer.notes)
 
 
 def test_hooks_that_the_model_registers_while_it_is_traced_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +295,7 @@ def test_the_engine_says_what_a_batch_is_for(monkeypatch: pytest.MonkeyPatch) ->
     module = ModuleType("sglang.srt.model_executor.model_runner")
     module.ModelRunner = ModelRunner  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    before, model, emitter = dict(vars(ModelRunner)), Model(StandardDispatcher, 1).eval(), MemoryEmitter()
+    before, model, emitter = dict(vars(ModelRunner)), Model(DeepEPDispatcher, 2).eval(), MemoryEmitter()
     tracer = moetrace.init(run_id="sglang", emitters=[emitter], endpoint="", buffers=32, warmup_steps=0)
     moetrace.instrument(model, strict=True)
     runner, draft = ModelRunner(model), ModelRunner(model, is_draft_worker=True)
@@ -254,6 +320,7 @@ def test_the_engine_says_what_a_batch_is_for(monkeypatch: pytest.MonkeyPatch) ->
     assert [record.forward_mode for record in records[: len(expected)]] == list(expected.values())
     idle, *graphs, last = records[len(expected) - 1 :]
     assert [record.warmup for record in graphs] == [True, True]
+    # What other ranks send to the experts of an idle one is work all the same.
     for record in (idle, *graphs):
-        assert {row.kind for row in record.experts} == {CountKind.DUMMY}
-    assert {row.kind for row in last.experts} == {CountKind.ROUTED}
+        assert {row.kind for row in record.experts} == {CountKind.DUMMY, CountKind.RECEIVED}
+    assert {row.kind for row in last.experts} == {CountKind.ROUTED, CountKind.RECEIVED}
