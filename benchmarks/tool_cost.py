@@ -155,6 +155,9 @@ def block_rows(target: str, model: Any, run: Callable[[Any], Any], options: Opti
     ratios: dict[str, list[tuple[float, float]]] = {name: [] for name in have}
     plain = []
     generator = random.Random(3)  # the same order on every rank
+    for tool in (nothing, *have.values()):
+        # What an engine, or a tool, does once only is no step's cost.
+        run_block(tool, model, run, WARM_STEPS)
     for pair in range(options.pairs):
         names = list(have)
         generator.shuffle(names)
