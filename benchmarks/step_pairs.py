@@ -28,7 +28,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import moetrace
+from moetrace.self_metrics import SelfMetrics
 
+CHECK_STEPS = moetrace.Config().check_steps
 TRIM = 0.1
 DRAWS = 2000
 QUIET_S = 0.8
@@ -72,15 +74,19 @@ def share_tensors(model: Any, twin: Any) -> None:
 
 
 def measure_pairs(
-    tracer: moetrace.Tracer,
+    tracer: moetrace.Tracer | None,
     run_plain: Callable[[], Any],
     run_traced: Callable[[], Any],
     *,
     pairs: int,
     generator: random.Random,
 ) -> Pairs:
-    """Run pairs of steps; the traced model's forward is a step of its own."""
-    metrics = tracer.metrics
+    """Run pairs of steps; the traced model's forward is a step of its own.
+
+    Without a tracer both are plain: what the pairs say then is how far off they are.
+    """
+    metrics = SelfMetrics() if tracer is None else tracer.metrics
+    check_steps = CHECK_STEPS if tracer is None else tracer.config.check_steps
     for _ in range(3):
         run_plain()
         run_traced()
@@ -98,7 +104,7 @@ def measure_pairs(
                 plain_ns=cpu_ns[run_plain],
                 traced_ns=cpu_ns[run_traced],
                 recorded=recorded,
-                checked=recorded and so_far % tracer.config.check_steps == 0,
+                checked=recorded and so_far % check_steps == 0,
             )
         )
     time.sleep(QUIET_S)
@@ -107,7 +113,7 @@ def measure_pairs(
     return Pairs(
         pairs=tuple(found),
         background_ns=spent / steps if steps else 0.0,
-        check_steps=tracer.config.check_steps,
+        check_steps=check_steps,
         dropped=metrics.dropped.total(),
     )
 
