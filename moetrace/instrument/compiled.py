@@ -27,7 +27,7 @@ from moetrace.instrument.graph_calls import register_with_inductor
 from moetrace.instrument.graph_numbers import INDEX, KEY, SITE, with_numbers
 from moetrace.instrument.recorders import NOBODY
 from moetrace.instrument.routing import find_expert_ids
-from moetrace.instrument.step_kind import tokens_per_sequence
+from moetrace.instrument.step_kind import has_cache, tokens_per_sequence
 
 if TYPE_CHECKING:
     from moetrace.adapters.base import Count
@@ -133,7 +133,7 @@ def traced_step(
     if key == NOBODY or torch.compiler.is_exporting():
         return forward(*args, **kwargs)
     reads = [tensor.detach() for tensor in _plain_tensors(*args, *kwargs.values())]
-    cached, length = kwargs.get("past_key_values") is not None, tokens_per_sequence(args, kwargs)
+    cached, length = has_cache(kwargs), tokens_per_sequence(args, kwargs)
     masks = [] if mask is None else [mask]
     torch.ops.moetrace.step_begin(reads, masks, key, model, trains, cached, length)
     result = forward(*args, **kwargs)
