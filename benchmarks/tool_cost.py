@@ -4,7 +4,7 @@ Two measurements. The finer one, of moetrace alone, takes CPU time of steps in p
 says how; pairs without tracing say how far off they are) and is what the aim of 0.5 % at one step in ten is
 held against. The other one compares tools: a block of steps with nothing attached, then one with a tool, then
 the pair again the other way round, so that a machine that changes speed changes both; quoted are the medians
-over pairs of (with the tool / without) for the block's wall time and for the CPU time of the whole process, so
+over pairs of (with the tool / without) for the wall time of the block and the CPU time of the process, so
 that work in the background counts too, and the 95 % bootstrap interval of the wall time.
 
 Targets: `eager` and `grouped` (an 8-layer OLMoE of transformers), `ep4` (the demo's model on four gloo
