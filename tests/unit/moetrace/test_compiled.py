@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -271,6 +272,10 @@ def test_switched_off_a_compiled_graph_holds_nothing_of_ours(record: Make) -> No
 
 
 @NEEDS_COMPILER
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch._inductor.codegen.custom_extern_kernel_codegen") is None,
+    reason="inductor has no register of functions that stand for an op",
+)
 def test_inductor_keeps_marks_in_order_and_the_work_between_them(record: Make) -> None:
     """In the code that inductor writes, marks are plain calls as in the graph, around what they stand for.
 
@@ -319,7 +324,11 @@ def test_work_before_a_phase_stays_before_it(record: Make, dynamic: bool) -> Non
         _, (code,) = run_and_get_code(run, torch.randn(4, 32))
     lines = [line.strip() for line in code.partition("def call(")[2].splitlines()]
     kernels = [at for at, line in enumerate(lines) if line.startswith("cpp_fused")]
-    (begin,) = [at for at, line in enumerate(lines) if line.startswith("moetrace_begin(")]
+    (begin,) = [
+        at
+        for at, line in enumerate(lines)
+        if line.startswith(("moetrace_begin(", "torch.ops.moetrace.begin."))
+    ]
     assert kernels[0] < begin
 
 
