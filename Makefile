@@ -5,7 +5,11 @@ BIN := $(VENV)/bin
 FRAMEWORKS_DIR ?= .frameworks
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-frameworks faults check generate clean
+# What runs torch without a framework, and transformers where it takes that torch.
+TORCH_TESTS := tests/unit/moetrace $(addprefix tests/integration/test_, numerics.py compiled_collectives.py \
+	rank_counts.py rank_waits.py wrapped_models.py placement_ranks.py)
+
+.PHONY: setup demo test test-frameworks test-torch faults check generate clean
 
 setup: $(READY)
 
@@ -25,6 +29,12 @@ test: setup
 test-frameworks: setup
 	FRAMEWORKS_DIR=$(FRAMEWORKS_DIR) $(BIN)/python tests/frameworks/setup.py $(FRAMEWORKS)
 	FRAMEWORKS_DIR=$(FRAMEWORKS_DIR) $(BIN)/python -m pytest tests/frameworks -m framework $(TEST_OPTIONS)
+
+# The library under another torch, in an environment of its own: `make test-torch VERSION=2.8.0`.
+test-torch: setup
+	$(if $(VERSION),,$(error VERSION=... is needed: a release of torch, as in `make test-torch VERSION=2.8.0`))
+	FRAMEWORKS_DIR=$(FRAMEWORKS_DIR) $(BIN)/python tests/frameworks/setup.py torch==$(VERSION)
+	$(FRAMEWORKS_DIR)/torch-$(VERSION)/bin/python -m pytest $(TORCH_TESTS) $(TEST_OPTIONS)
 
 # Faults in the numbers of a release: 20 kills under load, 10,000 connections opened and dropped.
 faults: setup

@@ -4,8 +4,9 @@ Per mark: a graph of marks alone against one without, from inductor's code and f
 (whose code calls the op); beside them the floor, an op of nothing that is defined as ours is. In all: a
 compiled decoder of small MoE blocks (a graph, six marks and a count per block) against the same one
 without instrumentation. What is left besides the marks is guards, which torch.compile checks in front of
-a graph in every step, and fusion that ends at a mark. One thread, CPU; conditions are interleaved round
-by round; medians of rounds.
+a graph in every step, fusion that ends at a mark, and, where a step is recorded, the counts. A recorded step
+is taken twice: alone after a pause, when none of its code is in a cache, and as one of many in a row, in CPU
+time of the model's thread. One thread, CPU; conditions are interleaved round by round; medians of rounds.
 
     python benchmarks/compiled_cost.py [--rounds 15] [--blocks 16] [--write]
 """
@@ -99,6 +100,18 @@ def median_us(call: Callable[[], Any], calls: int) -> float:
     return statistics.median(times) / 1e3
 
 
+def median_cpu_us(call: Callable[[], Any], calls: int, between: Callable[[], Any]) -> float:
+    """CPU time of this thread in a call, with something after every fourth that does not count."""
+    times = []
+    for at in range(calls):
+        start = time.thread_time_ns()
+        call()
+        times.append(time.thread_time_ns() - start)
+        if at % 4 == 3:
+            between()
+    return statistics.median(times) / 1e3
+
+
 def define_floor() -> Any:
     """An op of nothing, defined as ours are; what the dispatcher and Python cost at least."""
     library: Any = torch.library.Library("moetrace_floor", "FRAGMENT")
@@ -179,6 +192,10 @@ def main() -> None:
         figures["step after a pause"] = statistics.median(one for one, _ in pairs)
         figures["step, recorded"] = statistics.median(other for _, other in pairs)
         wait_for_drain()
+        figures["step of many, recorded"] = median_cpu_us(step, options.calls, wait_for_drain)
+        figures["step of many"] = median_cpu_us(
+            lambda: run_plain(tokens), options.calls, lambda: time.sleep(0.002)
+        )
         for name, value in figures.items():
             rows.setdefault(name, []).append(value)
     moetrace.shutdown()
@@ -206,7 +223,9 @@ def main() -> None:
         f"| an op of nothing, for comparison | {median_of('floor', None, MARKS):.3f} |",
         "| whole step, sampled out, per boundary | "
         f"{median_of('step, sampled out', 'step, not instrumented', boundaries):.3f} |",
-        "| whole step, recorded, per boundary | "
+        "| whole step, recorded, one of many in a row, per boundary | "
+        f"{median_of('step of many, recorded', 'step of many', boundaries):.3f} |",
+        "| whole step, recorded, alone after a pause, per boundary | "
         f"{median_of('step, recorded', 'step after a pause', boundaries):.3f} |",
     ]
     text = "\n".join(lines)

@@ -32,6 +32,8 @@ import moetrace
 class Accept(BaseHTTPRequestHandler):
     """Answers every request with an empty success."""
 
+    protocol_version = "HTTP/1.1"  # connections stay open, as at the collector
+
     def do_POST(self) -> None:  # noqa: D102
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.send_response(200)

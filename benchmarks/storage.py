@@ -78,9 +78,9 @@ def measure(steps: Iterable[JoinedStep]) -> dict[str, tuple[int, float, float]]:
             on_lost=lambda table, rows: None,
         )
         engine = VerdictEngine()
-        for joined in steps:
+        for number, joined in enumerate(steps, start=1):
             sink.take_step(StepResult(joined=joined, verdict=engine.judge(joined), loads=()))
-            if sink.num_waiting_steps >= 50:
+            if number % 50 == 0:
                 sink.flush()
         sink.flush()
         sizes = {}

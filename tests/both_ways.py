@@ -124,6 +124,8 @@ class Collector:
 class AtTheEnd(ClickHouseSink):
     """Writes in the worker's own thread, when that ends."""
 
+    num_waiting_steps = num_taken = num_written = 0
+
     def is_due(self, now_ns: int) -> bool:
         """Never."""
         return False

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import pytest
 import torch
 from torch import nn
+
+from moetrace.instrument import compiled
+
+needs_marks = pytest.mark.skipif(
+    not compiled.AVAILABLE, reason=f"torch {torch.__version__} keeps no marks in compiled graphs"
+)
 
 
 class Ticks:

@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,18 @@ from moetrace_collectors.errors import UsageError
 from moetrace_collectors.ledger.client_store import ClientLedgerStore
 from moetrace_collectors.ledger.recorder import Recorder
 from moetrace_collectors.migrate import migrate
-from moetrace_collectors.model import ExpertCounts, RankStep
+from moetrace_collectors.model import ExpertCounts, JoinedStep, RankStep
 from moetrace_collectors.roll_ups.roll_up import RollUp, RollUpSettings
 from moetrace_collectors.roll_ups.thread import RollUpThread
-from moetrace_collectors.sinks.clickhouse_rows import rank_step_rows
+from moetrace_collectors.sinks.base import StepResult
+from moetrace_collectors.sinks.clickhouse import ClickHouseSink
+from moetrace_collectors.sinks.clickhouse_rows import unjoined_rows
 from moetrace_collectors.store import embedded_dsn, open_client, parse_store
 from moetrace_collectors.store_join.lease import JoinLease, StandIn
-from moetrace_collectors.store_join.store_joiner import JoinSettings, StoreJoiner
+from moetrace_collectors.store_join.store_joiner import STEPS_AT_ONCE, JoinSettings, StoreJoiner
 from moetrace_collectors.testing import SyntheticRun
-from moetrace_schemas.enums import COUNT_KIND_CODE, CountIds, CountKind
+from moetrace_collectors.verdict.engine import VerdictEngine
+from moetrace_schemas.enums import COUNT_KIND_CODE, ClosedBy, CountIds, CountKind
 
 RUN = SyntheticRun(run_id="r", world_size=2, num_layers=1)
 SECOND = 1_000_000_000
@@ -51,7 +54,7 @@ class Case:
     def store(self, rank_steps: Iterable[RankStep], *, waited_ms: int = 0) -> None:
         """A collector stores rows that it has had for so long."""
         now_ms = time.time_ns() // 1_000_000
-        for rows in rank_step_rows(list(rank_steps), late=False, received_unix_ms=now_ms - waited_ms):
+        for rows in unjoined_rows(list(rank_steps), received_unix_ms=now_ms - waited_ms):
             if not len(rows):
                 continue
             if hasattr(rows, "arrow"):
@@ -202,6 +205,55 @@ def rolled_up(case: Case) -> Any:
     return {"turns": turns, "minutes": minutes}
 
 
+def rolled_up_before_folded(case: Case) -> Any:
+    """Counts come behind a verdict while nobody joins; the minute is rolled up before they are folded."""
+    record(case, 1)
+    counts = ExpertCounts(layer=0, kind=COUNT_KIND_CODE[CountKind.ROUTED], counts=np.array([5, 1, 2, 7]))
+    began_ns = time.time_ns() - HOUR_MS * 1_000_000
+    ranks = [
+        replace(one, placement_version=1, experts=(), unfolded=(counts,), start_unix_ns=began_ns)
+        for one in RUN.step(0)
+    ]
+    roll_up = RollUp(case.client, RollUpSettings(database=case.database, settle_s=0.0))
+    case.store(ranks[:1])
+    turns = [case.join(timeout_s=0.0).turn()]
+    case.store(ranks[1:])
+    roll_up.turn(everything=True)
+    sums = "SELECT sum(count) FROM expert_load_minutes WHERE count_kind = 'routed'"
+    told = case.rows(sums)
+    case.grown.clear()
+    turns.append(case.join(timeout_s=0.0).turn())
+    threaded = RollUpThread(roll_up)
+    threaded.touch(case.grown)
+    roll_up.turn(touched=threaded.take_touched(), everything=True)
+    told += case.rows(sums)
+    return {"turns": turns, "sums": told, "left": roll_up.turn(everything=True)}
+
+
+def waited_for_days(case: Case) -> Any:
+    """Counts behind a verdict, of a step and an arrival before the look back of the join that comes then."""
+    record(case, 1)
+    counts = ExpertCounts(layer=0, kind=COUNT_KIND_CODE[CountKind.ROUTED], counts=np.array([5, 1, 2, 7]))
+    began_ns = time.time_ns() - 72 * HOUR_MS * 1_000_000
+    ranks = [
+        replace(one, placement_version=1, experts=(), unfolded=(counts,), start_unix_ns=began_ns)
+        for one in RUN.step(0)
+    ]
+    case.store(ranks[:1], waited_ms=48 * HOUR_MS)
+    turns = [case.join(timeout_s=0.0).turn()]
+    case.store(ranks[1:], waited_ms=48 * HOUR_MS)
+    moved = (
+        f"INSERT INTO {case.database}.rank_step_arrivals SELECT * REPLACE (stored_at - toIntervalHour(48) AS "
+        f"stored_at) FROM {case.database}.rank_step_arrivals"
+    )
+    case.client.command(moved)
+    recent = "DELETE WHERE stored_at > now64(3) - 3600 SETTINGS mutations_sync = 1"
+    case.client.command(f"ALTER TABLE {case.database}.rank_step_arrivals {recent}")
+    join = case.join(timeout_s=0.0)
+    turns += [join.turn(), join.turn()]
+    return {"turns": turns, "loads": loads_of(case)}
+
+
 def loads_of(case: Case) -> dict[str, list[int]]:
     """Counts of experts 0, 1, ... in the store."""
     found = case.rows("SELECT step, rank, expert, count FROM expert_loads FINAL ORDER BY step, rank, expert")
@@ -212,10 +264,10 @@ def loads_of(case: Case) -> dict[str, list[int]]:
 
 
 class FailingClient:
-    """A client whose store goes away before every other insert of verdicts: as if the process were killed."""
+    """A client whose store goes away before some inserts of verdicts: as if the process were killed."""
 
-    def __init__(self, client: Any) -> None:
-        self._client, self._number = client, 0
+    def __init__(self, client: Any, *, fails: Callable[[int], bool] = lambda number: number % 2 == 1) -> None:
+        self._client, self._number, self._fails = client, 0, fails
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -224,7 +276,7 @@ class FailingClient:
         """Insert or fail."""
         if table == "step_verdicts":
             self._number += 1
-            if self._number % 2:
+            if self._fails(self._number):
                 raise OperationalError("gone")
         self._client.insert(table, *values, **named)
 
@@ -245,6 +297,59 @@ def killed(case: Case) -> Any:
     return {"failures": failures, "judged": len(set(case.judged)), "ledger": ledger}
 
 
+def switched(case: Case) -> Any:
+    """A site whose collector joined changes to --join=store: steps of before have verdicts and no arrival."""
+    sink = ClickHouseSink(
+        case.client,
+        database=case.database,
+        batch_bytes=1 << 30,
+        on_stored=lambda *_: None,
+        on_lost=lambda *_: None,
+    )
+    engine = VerdictEngine()
+    for step in range(3):
+        ranks = RUN.step(step)
+        joined = JoinedStep(
+            run_id="r",
+            step=step,
+            world_size=2,
+            rank_steps=ranks,
+            missing_ranks=(),
+            closed_by=ClosedBy.COMPLETE,
+        )
+        sink.take_step(StepResult(joined=joined, verdict=engine.judge(joined), loads=()))
+    sink.flush()
+    arrived = case.rows("SELECT count() FROM rank_step_arrivals")
+    join = case.join()
+    turns = [join.turn()]
+    for step in range(3, 5):
+        case.store(RUN.step(step))
+    turns.append(join.turn())
+    # One of before whose verdict did not get through, found by a join that begins.
+    case.client.command(
+        f"ALTER TABLE {case.database}.step_verdicts DELETE WHERE step = 1 SETTINGS mutations_sync = 1"
+    )
+    turns += [join.turn(), case.join().turn(), case.join(timeout_s=0.0).turn()]
+    return {"arrived": arrived, "turns": turns, "judged": case.judged}
+
+
+def killed_once(case: Case) -> Any:
+    """A join that is killed once: a placement's first steps are in the ledger, and no verdict is."""
+    for step in range(160):
+        run = RUN if step < 80 else replace(RUN, slow_rank=1)
+        case.store(replace(one, placement_version=1 + step // 80) for one in run.step(step))
+    client = case.client
+    case.client = FailingClient(client, fails=lambda number: number == 80 // STEPS_AT_ONCE + 1)
+    failures = 0
+    while len(case.judged) < 160:
+        try:
+            case.join().turn()
+        except UsageError:
+            failures += 1
+    ledger = case.rows("SELECT event, version, step, verdict FROM placement_ledger ORDER BY sequence")
+    return {"failures": failures, "judged": len(case.judged), "ledger": ledger}
+
+
 def standing_by(case: Case) -> Any:
     """Who is at work of several that join."""
     clock = [0.0]
@@ -254,6 +359,9 @@ def standing_by(case: Case) -> Any:
 
     dead = "INSERT INTO %s.join_leases SELECT 'dead', '', now64(6) - 3600, now64(6) - 61, 0"
     case.client.command(dead % case.database)
+    # Before the store's clock was put back.
+    ahead = "INSERT INTO %s.join_leases SELECT 'ahead', '', now64(6) - 3600, now64(6) + 3600, 0"
+    case.client.command(ahead % case.database)
     first, second = lease(), lease()
     told = {"first": first.holds(), "second": second.holds(), "first again": first.holds()}
     third = lease("r")
@@ -286,7 +394,20 @@ def main(path: str) -> None:
     """Every case."""
     logging.basicConfig(level=logging.WARNING)
     client = open_client(parse_store(embedded_dsn(Path(path))))
-    cases = (delayed, two_jobs, started_again, resent, unfolded, rolled_up, killed, standing_by)
+    cases = (
+        delayed,
+        two_jobs,
+        started_again,
+        resent,
+        unfolded,
+        rolled_up,
+        rolled_up_before_folded,
+        waited_for_days,
+        switched,
+        killed,
+        killed_once,
+        standing_by,
+    )
     told = {case.__name__: case(Case(client, f"case_{case.__name__}")) for case in cases}
     client.close()
     print(json.dumps(told))

@@ -250,6 +250,11 @@ class Pipeline:
         return self._worker.is_stuck
 
     @property
+    def has_queries(self) -> bool:
+        """Whether readers' queries still run in it, which nothing could end."""
+        return bool(self._queries.num_running)
+
+    @property
     def is_log_behind(self) -> bool:
         """Whether it stopped with requests in the write-ahead log that are not stored yet."""
         return self._worker.is_log_behind
@@ -286,7 +291,10 @@ class Pipeline:
                 self._roll_ups.stop(timeout_s=0 if is_store_away else self._shutdown_timeout_s)
 
     def _give_back(self) -> None:
-        if self.is_stuck:
+        if not self.is_stuck:
+            # Also those that no request waits for any more.
+            self._queries.cancel()
+        if self.is_stuck or self.has_queries:
             # To close a connection waits for what runs on it; the end of the process does not.
             self._ownership.release()
         else:

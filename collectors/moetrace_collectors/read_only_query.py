@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from moetrace_collectors.errors import CollectorError, UsageError
+from moetrace_collectors.overdue import BusyError, EndingError, OverdueError, Places
 from moetrace_collectors.query_guard import RefusedQueryError, check_query
 from moetrace_collectors.store import INSTALL, StoreAddress
 from moetrace_collectors.store_errors import code_in
@@ -37,6 +37,7 @@ _HARMLESS = (
     ("distributed_product_mode", "global"),
     ("distributed_foreground_insert", "1"),
     ("parallel_distributed_insert_select", "0"),
+    ("deduplicate_blocks_in_dependent_materialized_views", "1"),
 )
 """Asked for by drivers, and so in any case."""
 _PREFIXES = re.compile(r"(Code: \d+\. DB::Exception: )+")
@@ -45,6 +46,13 @@ _NAMES = re.compile(r"( \([A-Z_0-9]+\))(?:\1)+$")
 _STATUS = {60: 404, 81: 404, 164: 403, 497: 403, 159: 504, 241: 507, 396: 413, 394: 503}
 """ClickHouse error code -> HTTP status: unknown table, database; readonly; time, memory, result limits;
 cancelled."""
+
+
+TIMEOUT_CODE = 159
+OVERDUE_S = 5.0
+"""For the engine to notice that a query is over its time limit, which it does between blocks of rows."""
+CANCEL_S = 2.0
+"""For queries to end that are cancelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +148,11 @@ class QueryRunner(Protocol):
         """
 
     def cancel(self) -> None:
-        """End the queries that run, as far as the engine can: the process stops."""
+        """End the queries that run, as far as the engine can, and begin none any more: the process stops."""
+
+    @property
+    def num_running(self) -> int:
+        """Queries that run in this process, those included that nobody waits for any more."""
 
 
 class EmbeddedQueryRunner:
@@ -162,41 +174,56 @@ class EmbeddedQueryRunner:
         self._path = os.path.realpath(str(address.embedded_path))
         self._database = database
         self._limits = limits
-        self._slots = threading.BoundedSemaphore(limits.max_concurrent)
-        self._cancelled = False
+        self._places: Places[bytes] = Places(limits.max_concurrent)
+
+    @property
+    def num_running(self) -> int:
+        """See QueryRunner."""
+        return self._places.num_running
 
     def run(self, query: Query) -> bytes:
         """See QueryRunner."""
         database = query.database or self._database
         check_name_and_guard(query, database)
-        if not self._slots.acquire(timeout=1.0):
-            raise QueryError("too many queries at once: try again", status=503)
+        settings = self._limits.settings(query.settings)
+        limit_s = float(settings["max_execution_time"])
         try:
-            if self._cancelled:
-                raise QueryError("the collector is stopping", status=503)
-            connection = self._connect(self._path)
-            try:
-                return self._run(connection, query, database)
-            finally:
-                connection.close()
+            return self._places.call(lambda: self._run(query, database, settings), wait_s=limit_s + OVERDUE_S)
+        except BusyError as error:
+            raise QueryError("too many queries at once: try again", status=503) from error
+        except EndingError as error:
+            raise QueryError("the collector is stopping", status=503) from error
+        except OverdueError as error:
+            raise QueryError(
+                f"the query has not ended {OVERDUE_S:g} s after its limit of {limit_s:g} s: a function over "
+                "one huge array cannot be stopped. Until it ends it takes one of "
+                f"{self._limits.max_concurrent} places (query_max_concurrent)",
+                status=504,
+                code=TIMEOUT_CODE,
+            ) from error
         except RuntimeError as error:
             raise _query_error(error) from error
-        finally:
-            self._slots.release()
 
     def cancel(self) -> None:
         """See QueryRunner; only readers' queries are readonly, so the collector's own go on."""
-        self._cancelled = True
         with suppress(RuntimeError):
             connection = self._connect(self._path)
             try:
                 connection.query("KILL QUERY WHERE Settings['readonly'] = '1' ASYNC")
             finally:
                 connection.close()
+        self._places.end(wait_s=CANCEL_S)
 
-    def _run(self, connection: Any, query: Query, database: str) -> bytes:
+    def _run(self, query: Query, database: str, settings: Mapping[str, str]) -> bytes:
+        connection = self._connect(self._path)
+        try:
+            return self._ask(connection, query, database, settings)
+        finally:
+            connection.close()
+
+    def _ask(self, connection: Any, query: Query, database: str, settings: Mapping[str, str]) -> bytes:
         # readonly goes last: behind it nothing can be set any more.
-        settings = {**self._limits.settings(query.settings), "readonly": "1"}
+        settings = {**settings, "readonly": "1"}
         assignments = ", ".join(f"{name} = {_quote(value)}" for name, value in settings.items())
         connection.query(f"USE {database}")
         connection.query(f"SET {assignments}")
@@ -234,6 +261,11 @@ class ServerQueryRunner:
 
     def cancel(self) -> None:
         """See QueryRunner: the server ends what nobody waits for by its own limits."""
+
+    @property
+    def num_running(self) -> int:
+        """See QueryRunner: they run in the server."""
+        return 0
 
 
 def check_name_and_guard(query: Query, database: str) -> None:

@@ -171,11 +171,12 @@ class SeriesBook:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._all: list[Counter | Gauge | Histogram] = []
+        self._all: dict[str, Counter | Gauge | Histogram] = {}
+        """By metric."""
         self._refusals: dict[str, float] = {}
 
     def counter(self, spec: MetricSpec) -> Counter:
-        """A counter of the catalogue."""
+        """A counter of the catalogue; the one that there is where it was asked for before."""
         assert spec.kind == "counter", spec.name
         return self._keep(Counter(spec, self._lock, self._refuse))
 
@@ -196,7 +197,7 @@ class SeriesBook:
 
     def forget_run(self, run_id: str) -> None:
         """Drop every label set of a run."""
-        for series in self._all:
+        for series in self._all.values():
             series.forget_run(run_id)
 
     def collect(self) -> Sequence[Metric]:
@@ -209,11 +210,13 @@ class SeriesBook:
         with self._lock:
             for name, count in self._refusals.items():
                 refused.add_metric([name], count)
-        return [*(series.collect() for series in self._all), refused]
+        return [*(series.collect() for series in self._all.values()), refused]
 
     def _keep(self, series: _AnySeries) -> _AnySeries:
-        self._all.append(series)
-        return series
+        known = self._all.setdefault(series.spec.name, series)
+        # One metric is of one kind: the catalogue says which.
+        assert isinstance(known, type(series)), series.spec.name
+        return known
 
     def _refuse(self, spec: MetricSpec) -> None:
         # Called with the lock held.

@@ -23,6 +23,9 @@ SERVER_SETTINGS = {
     "distributed_product_mode": "global",
     # INSERT .. SELECT between such tables shards its rows anew; the server's own way would leave them.
     "parallel_distributed_insert_select": 0,
+    # An insert that is tried again passes over a table that has the rows, but not over the tables that are
+    # filled from it: the first try may have ended between the two.
+    "deduplicate_blocks_in_dependent_materialized_views": 1,
 }
 _TIMEOUTS = ("ConnectTimeoutError", "ReadTimeoutError", "TimeoutError")
 """Names of the HTTP library's errors, which is the driver's and not ours to import."""

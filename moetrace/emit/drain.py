@@ -184,7 +184,8 @@ class Drain:
             skipped[SkipReason.ONE_QUEUE] += track.stepped_aside
         metrics.skipped.update(skipped)
         metrics.model_thread_ns += max(0, record.tracer_ns)
-        metrics.dropped_intervals += sum(start < 0 or end < 0 for _, start, end, _ in buffer.intervals())
+        if record.unstamped_sites:
+            metrics.dropped_intervals += sum(start < 0 or end < 0 for _, start, end, _ in buffer.intervals())
         sites = self._owner.sites.sites
         metrics.seen_sites = sum(sites[number].per_step for number in record.seen_sites)
         if self._on_record is not None:

@@ -11,12 +11,13 @@ disk is empty again: the collector gets everything in order once it is back.
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from opentelemetry.sdk.resources import Resource
@@ -56,6 +57,7 @@ PLACEMENTS = 64
 """Placements that wait for a collector; the oldest gives way."""
 REFUSALS = 3
 """Times that a request fails with a placement and passes without it, until that placement is given up."""
+SCOPE = InstrumentationScope("moetrace", schema_url=None, version=str(SCHEMA_VERSION))
 FIRST_BACKOFF_S = 0.2
 LONGEST_BACKOFF_S = 5.0
 
@@ -459,6 +461,25 @@ def to_placement_span(record: PlacementRecord, identity: Identity) -> ReadableSp
     )
 
 
+class _Resource(Resource):
+    """One whose hash is known: the exporter groups spans by it, and each look would write it out as JSON."""
+
+    def __init__(self, attributes: Mapping[str, str]) -> None:
+        super().__init__(attributes)
+        self._hash = super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+@functools.lru_cache(maxsize=8)
+def _resource(host_name: str, run_id: str) -> Resource:
+    """What all spans of a process have in common."""
+    return _Resource(
+        {"service.name": "moetrace", "host.name": host_name, "moetrace.run.id": run_id},
+    )
+
+
 def _span(
     name: str,
     context: RankContext,
@@ -472,16 +493,10 @@ def _span(
     return ReadableSpan(
         name=name,
         context=SpanContext(trace, span, is_remote=False, trace_flags=TraceFlags(1)),
-        resource=Resource(
-            {
-                "service.name": "moetrace",
-                "host.name": context.host_name,
-                "moetrace.run.id": context.run_id,
-            }
-        ),
+        resource=_resource(context.host_name, context.run_id),
         attributes=attributes,
         kind=SpanKind.INTERNAL,
-        instrumentation_scope=InstrumentationScope("moetrace", schema_url=None, version=str(SCHEMA_VERSION)),
+        instrumentation_scope=SCOPE,
         start_time=start_ns,
         end_time=start_ns + duration_ns,
     )

@@ -84,22 +84,13 @@ def span_attributes(
 
 def _phases(record: StepRecord) -> bytes:
     rows = record.phases
-    return pack(
-        PHASES,
-        [
-            [row.layer for row in rows],
-            [PHASE_CODE[row.phase] for row in rows],
-            [DIRECTION_CODE[row.direction] for row in rows],
-            [row.microbatch for row in rows],
-            [row.ordinal for row in rows],
-            [row.stream for row in rows],
-            [row.flags for row in rows],
-            [row.start_offset_ns for row in rows],
-            [row.duration_ns for row in rows],
-            [row.bytes for row in rows],
-            [row.rows for row in rows],
-        ],
-    )
+    if not rows:
+        return pack(PHASES, [[] for _ in PHASES.columns])
+    # The block's columns are a row's fields, in the same order.
+    layers, _, _, *numbers = zip(*rows, strict=True)
+    phases = [PHASE_CODE[row.phase] for row in rows]
+    directions = [DIRECTION_CODE[row.direction] for row in rows]
+    return pack(PHASES, [layers, phases, directions, *numbers])
 
 
 def _experts(record: StepRecord) -> bytes:

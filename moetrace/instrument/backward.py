@@ -25,21 +25,18 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from moetrace.instrument.autograd_state import current_node, graph_task, next_node
 from moetrace.record.backward import BACKWARD
 
 if TYPE_CHECKING:
     from moetrace.instrument.wrap import Recorder
     from moetrace.record.buffer import StepBuffer
 
-_next_node: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
-"""The number that the next autograd node of this thread gets."""
-_current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
-"""The autograd node that runs on this thread, if any."""
+_STAGE = "backward"
 _DEPTH = 3
 """How deep containers of arguments and results are searched for tensors."""
 
@@ -85,7 +82,7 @@ class BackwardMarks:
         self._graph_open: list[tuple[int, int]] = []
         """(site, start mark) of backward calls that began inside a compiled graph."""
         self._thread = threading.get_ident()
-        self._first_node = _next_node()
+        self._first_node = next_node()
         """Lower ones of the step's thread were made before the step."""
         self._graph_nodes: set[int] = set()
         """Nodes of compiled graphs whose forward ran in the step, on other threads than its own."""
@@ -97,11 +94,21 @@ class BackwardMarks:
         self._graph_open.clear()
         self._graph_nodes.clear()
         self._thread = threading.get_ident()
-        self._first_node = _next_node()
+        self._first_node = next_node()
         self._last_node = self._last_mark = self._task = -1
 
     def note(self, site: int, start: int, end: int, inputs: Any, result: Any) -> None:
-        """Watch the backward of a call that has just returned. No effect where it has none."""
+        """Watch the backward of a call that has just returned. No effect where it has none. Never raises."""
+        guard = self._recorder.guard
+        if guard.is_off(_STAGE):
+            return
+        try:
+            self._watch(site, start, end, inputs, result)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
+            # A stage of its own: nodes that cannot be watched cost the backward, and not the step.
+            guard.caught(_STAGE, error)
+
+    def _watch(self, site: int, start: int, end: int, inputs: Any, result: Any) -> None:
         outputs = _nodes(result)
         if not outputs:
             return
@@ -115,7 +122,7 @@ class BackwardMarks:
             node.register_prehook(functools.partial(self._end, call, number))
 
     def _begin(self, call: _Call, node: int, gradients: Any) -> None:
-        task = torch._C._current_graph_task_id()
+        task = graph_task()
         if not self._is_live(call) or task in (call.opened_in, call.done_in):
             return
         try:
@@ -140,7 +147,7 @@ class BackwardMarks:
         """A call begins in the forward of a compiled graph; its node, if it has one, is the last one made."""
         if threading.get_ident() == self._thread:
             return
-        node = _next_node() - 1
+        node = next_node() - 1
         # The same as before: a further call in one graph, or a graph that has no node of its own.
         if _last_graphs.nodes.get(self._recorder) != node:
             _last_graphs.nodes[self._recorder] = node
@@ -148,7 +155,7 @@ class BackwardMarks:
 
     def is_of_this_step(self) -> bool:
         """Whether the compiled graph whose backward is running had its forward in this step."""
-        node = _current_node()
+        node = current_node()
         if node is None:
             return True
         number = node._sequence_nr()
@@ -158,7 +165,7 @@ class BackwardMarks:
         """The backward of a call begins inside a compiled graph. May raise."""
         if not self.is_of_this_step():
             return
-        self._finish_with(torch._C._current_graph_task_id())
+        self._finish_with(graph_task())
         self._graph_open.append((site, self._buffer.mark()))
 
     def graph_end(self, site: int) -> None:

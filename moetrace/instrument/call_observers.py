@@ -15,15 +15,14 @@ class RouteObserver:
     """Counts the expert ids in a router's result; compiled graphs count them at the same index."""
 
     def __init__(self, index: int, guard: Guard) -> None:
-        import torch
-
+        from moetrace.instrument.autograd_state import graph_task
         from moetrace.instrument.routing import find_expert_ids, is_recompute
         from moetrace.instrument.routing_checks import find_weights
 
         self._index, self._guard = index, guard
         self._find_weights = find_weights
         self._find, self._is_recompute = find_expert_ids, is_recompute
-        self._graph_task = torch._C._current_graph_task_id
+        self._graph_task = graph_task
         self.index_in_graphs = index
 
     def __call__(self, buffer: StepBuffer, args: tuple[Any, ...], result: Any) -> None:
@@ -50,12 +49,11 @@ def dispatch_observer(read: Callable[[Any], Any], layer: int, index: int, guard:
 
     Rows received are counted at `index`, where that is 0 or more.
     """
-    import torch
-
+    from moetrace.instrument.autograd_state import graph_task
     from moetrace.instrument.routing import is_recompute
 
     def count(buffer: StepBuffer, result: Any) -> None:
-        if is_recompute(torch._C._current_graph_task_id):
+        if is_recompute(graph_task):
             return
         dispatch = read(result)
         if dispatch is None:

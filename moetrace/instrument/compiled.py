@@ -27,7 +27,7 @@ from moetrace.instrument.graph_calls import register_with_inductor
 from moetrace.instrument.graph_numbers import INDEX, KEY, SITE, with_numbers
 from moetrace.instrument.recorders import NOBODY
 from moetrace.instrument.routing import find_expert_ids
-from moetrace.instrument.step_kind import tokens_per_sequence
+from moetrace.instrument.step_kind import has_cache, tokens_per_sequence
 
 if TYPE_CHECKING:
     from moetrace.adapters.base import Count
@@ -35,12 +35,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("moetrace")
 
 _NAMESPACE = "moetrace"
+_OLDEST = (2, 10)
+"""Dynamo of older ones cannot follow the code that marks bring: a graph would break, or not be compiled."""
 _NEEDED = (
     "compiler.is_exporting",
     "compiler.is_dynamo_compiling",
     "library.register_fake",
     "_C._AutoDispatchBelowAutograd",
-    "_C._current_graph_task_id",
     "_C._get_dispatch_mode",
     "_C._len_torch_dispatch_stack",
     "_C._TorchDispatchModeKey.FUNCTIONAL",
@@ -68,6 +69,17 @@ _SCHEMAS = {
 # --- traced: Dynamo reads these, so they keep to what it can follow --------------------------------
 
 
+def _flag_of_export() -> bool:
+    return torch.compiler._is_exporting_flag
+
+
+_version: Any = torch.__version__
+# Dynamo of older ones takes the function for true whatever it traces, and all marks would be left out.
+_is_exporting: Any = (
+    _flag_of_export if _version < (2, 12) else getattr(torch.compiler, "is_exporting", _flag_of_export)
+)
+
+
 def traced_call(function: Callable[..., Any], key: int, site: int, index: int) -> Callable[..., Any]:
     """The plain call between its two marks; without marks in a program that is exported.
 
@@ -75,7 +87,7 @@ def traced_call(function: Callable[..., Any], key: int, site: int, index: int) -
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_exporting():
+        if _is_exporting():
             return function(*args, **kwargs)
         torch.ops.moetrace.begin(_plain_tensors(*args, *kwargs.values()), "moetrace key", "moetrace site")
         result = function(*args, **kwargs)
@@ -85,7 +97,7 @@ def traced_call(function: Callable[..., Any], key: int, site: int, index: int) -
         return result
 
     def route(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_exporting():
+        if _is_exporting():
             return function(*args, **kwargs)
         torch.ops.moetrace.begin(_plain_tensors(*args, *kwargs.values()), "moetrace key", "moetrace site")
         result = function(*args, **kwargs)
@@ -100,7 +112,7 @@ def traced_call(function: Callable[..., Any], key: int, site: int, index: int) -
 
 def traced_mark(key: int, site: int, *, begins: bool) -> None:
     """One mark that reads nothing: placed by the order of effects alone."""
-    if key == NOBODY or torch.compiler.is_exporting():
+    if key == NOBODY or _is_exporting():
         return
     if begins:
         torch.ops.moetrace.begin([], key, site)
@@ -113,7 +125,7 @@ def traced_count(function: Callable[..., Any], key: int, count: Count, index: in
 
     def call(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        if not torch.compiler.is_exporting():
+        if not _is_exporting():
             count(TracedCounter("moetrace key"), "moetrace index", args, kwargs, result)  # type: ignore[arg-type]
         return result
 
@@ -130,10 +142,10 @@ def traced_step(
     kwargs: dict[str, Any],
 ) -> Any:
     """A model's forward: notes padding and what it is for; a step of its own where none is open then."""
-    if key == NOBODY or torch.compiler.is_exporting():
+    if key == NOBODY or _is_exporting():
         return forward(*args, **kwargs)
     reads = [tensor.detach() for tensor in _plain_tensors(*args, *kwargs.values())]
-    cached, length = kwargs.get("past_key_values") is not None, tokens_per_sequence(args, kwargs)
+    cached, length = has_cache(kwargs), tokens_per_sequence(args, kwargs)
     masks = [] if mask is None else [mask]
     torch.ops.moetrace.step_begin(reads, masks, key, model, trains, cached, length)
     result = forward(*args, **kwargs)
@@ -194,6 +206,9 @@ class TracedCounter:
 
 # --- registered with torch -----------------------------------------------------------------------------
 
+LIMITS: list[tuple[str, str]] = []
+"""What this torch lets nobody record of compiled graphs, and why; reports of coverage tell it."""
+
 _RUN: dict[str, Callable[..., None]] = {
     "begin": lambda reads, key, site: graph_marks.begin(key, site),
     "end": lambda reads, key, site: graph_marks.end(key, site),
@@ -214,6 +229,8 @@ _RUN: dict[str, Callable[..., None]] = {
 def _register() -> Any | None:
     """Define the ops; None where this torch has no ordered effects, and tracing steps aside as a whole."""
     try:
+        if _version < _OLDEST:
+            raise NotImplementedError(f"{'.'.join(map(str, _OLDEST))} or newer does")
         operator.attrgetter(*_NEEDED)(torch)
         from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
@@ -224,8 +241,8 @@ def _register() -> Any | None:
             torch.library.register_fake(f"{_NAMESPACE}::{name}", _nothing, lib=library)
             _register_effectful_op(getattr(torch.ops.moetrace, name).default, _EffectType.ORDERED)
         _trace_backward(library)
-    except (ImportError, AttributeError, TypeError, RuntimeError) as error:
-        logger.info("moetrace: this torch takes no marks in compiled graphs (%s)", error)
+    except Exception as error:  # noqa: BLE001 - names that are not public may do anything by now
+        _limited("compiled graphs", "keeps no marks in compiled graphs", error)
         return None
     return library
 
@@ -235,11 +252,17 @@ def _trace_backward(library: Any) -> None:
     try:
         operator.attrgetter(*_NEEDED_BY_BACKWARD)(torch)
     except AttributeError as error:
-        logger.info("moetrace: this torch takes no marks of the backward in compiled graphs (%s)", error)
+        _limited("backward of compiled graphs", "does not say whose backward runs: it is not recorded", error)
         return
     backward = BackwardTracing(torch.ops.moetrace)
     library.impl("begin", backward.begin, "Autograd")
     library.impl("end", backward.end, "Autograd")
+
+
+def _limited(what: str, lack: str, error: Exception) -> None:
+    lines = str(error).splitlines() or [type(error).__name__]
+    LIMITS.append((what, f"torch {torch.__version__} {lack} ({lines[0]})"))
+    logger.info("moetrace: %s: %s", *LIMITS[-1])
 
 
 def _nothing(*args: Any) -> None:

@@ -155,5 +155,7 @@ def _buffer() -> tuple[int, int]:
 
 
 def _profiler_runs() -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch._C._autograd._profiler_enabled())
+    autograd = getattr(getattr(sys.modules.get("torch"), "_C", None), "_autograd", None)
+    enabled = getattr(autograd, "_profiler_enabled", None)
+    # A torch that does not say: CUPTI itself refuses a second client.
+    return enabled is not None and bool(enabled())

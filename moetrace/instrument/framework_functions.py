@@ -57,16 +57,16 @@ class FrameworkFunctions:
         distributed = sys.modules.get("torch.distributed")
         if distributed is None or not distributed.is_available():
             return
-        functional = importlib.import_module("torch.distributed._functional_collectives")
+        functional = _functional_collectives()
         owners: list[tuple[Any, str, Call, Role]] = [
             (distributed, "all_to_all_single", Call.LAUNCH, Role.EXCHANGE),
             (distributed, "all_to_all", Call.LAUNCH, Role.EXCHANGE),
-            (distributed.Work, "wait", Call.WAIT_WORK, Role.WAIT),
+            (getattr(distributed, "Work", None), "wait", Call.WAIT_WORK, Role.WAIT),
             (functional, "all_to_all_single", Call.LAUNCH, Role.EXCHANGE),
             (functional, "wait_tensor", Call.WAIT, Role.WAIT),
         ]
         for owner, attribute, call, role in owners:
-            if not hasattr(owner, attribute):
+            if owner is None or not hasattr(owner, attribute):
                 continue
             name = f"{owner.__name__}.{attribute}"
             self._place(
@@ -88,3 +88,11 @@ class FrameworkFunctions:
         """Put all of them back."""
         self.patches.restore()
         self._keys.clear()
+
+
+def _functional_collectives() -> Any | None:
+    try:
+        return importlib.import_module("torch.distributed._functional_collectives")
+    except ImportError as error:
+        logger.warning("moetrace: exchanges inside of functional collectives are not told apart: %s", error)
+        return None

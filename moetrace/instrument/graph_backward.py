@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from moetrace.instrument import graph_marks
+from moetrace.instrument.autograd_state import graph_task
 from moetrace.instrument.graph_recompute import label_calls, register_with_partitioner
 from moetrace.instrument.recorders import WITH_BACKWARD, find
 
@@ -47,7 +48,7 @@ class _Trace:
 
     def __init__(self) -> None:
         self.marks = 0
-        self.task = torch._C._current_graph_task_id()
+        self.task = graph_task()
         """Where it began: in a backward, if that recomputes what has not been compiled yet."""
         self.running: list[_Call] = []
         """Forward calls that have not returned."""
@@ -69,13 +70,17 @@ def _caught(key: int, error: Exception) -> None:
         recorder.guard.caught("compiled_backward", error)
 
 
-def _label() -> None:
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+def _label(key: int) -> None:
+    """Let nodes of the forward know their calls; without, recompute is part of the backward. Never raises."""
+    try:
+        from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-    mode: Any = get_proxy_mode()
-    if mode is not None:
-        label_calls(mode.tracer.graph)
-        register_with_partitioner()
+        mode: Any = get_proxy_mode()
+        if mode is not None:
+            label_calls(mode.tracer.graph)
+            register_with_partitioner()
+    except Exception as error:  # noqa: BLE001 - nothing of ours may reach the compiler
+        _caught(key, error)
 
 
 def _at_gradient(tensor: Any, hook: Callable[[torch.Tensor | None], None]) -> None:
@@ -147,7 +152,7 @@ class BackwardTracing:
         if trace is None:
             trace = self._traces[mode] = _Trace()
         # Else a checkpoint, which torch runs again in the backward to see what that needs of it.
-        return trace if torch._C._current_graph_task_id() == trace.task else None
+        return trace if graph_task() == trace.task else None
 
     def _watch(self, trace: _Trace, call: _Call, outputs: list[torch.Tensor]) -> None:
         handed_in = {id(tensor) for tensor in call.reads}
@@ -170,7 +175,7 @@ class BackwardTracing:
             if not trace.is_labelled:
                 # The forward is complete when the first backward begins.
                 trace.is_labelled = True
-                _label()
+                _label(call.key)
             call.is_open = call.was_open = True
             trace.open.append(call)
             self._ops.backward_begin([gradient], call.key, call.site)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from moetrace.instrument.autograd_state import graph_task
 from moetrace.instrument.recorders import REFERENCES, find
 from moetrace.instrument.routing import padding_flags
 from moetrace.instrument.step_kind import note_shape
@@ -18,7 +19,6 @@ from moetrace.record.buffer import no_mark
 from moetrace_schemas.columns import RowFlag
 
 _RECOMPUTE = int(RowFlag.RECOMPUTE)
-_graph_task = torch._C._current_graph_task_id
 
 
 def begin(key: int, site: int) -> None:
@@ -53,7 +53,7 @@ def end(key: int, site: int) -> None:
         while opened:
             begun, start = opened.pop()
             if begun == site:
-                buffer.add(site, start, buffer.mark(), 0 if _graph_task() == -1 else _RECOMPUTE)
+                buffer.add(site, start, buffer.mark(), 0 if graph_task() == -1 else _RECOMPUTE)
                 return
     except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
         recorder.record_failed(error)
@@ -121,7 +121,7 @@ def _count(recorder: Any, index: int, add: Callable[[Any], None], pairs: int) ->
     counter = recorder.buffer.counter
     if counter is None or not counter.counts(index):
         return
-    if _graph_task() == -1:
+    if graph_task() == -1:
         recorder.guard.run("counts", add, counter)
     elif counter.sites[index].notes_recompute and (
         recorder.buffer.backward is None or recorder.buffer.backward.is_of_this_step()

@@ -133,10 +133,8 @@ class Installer:
             skipped.append(("nvtx ranges", self.placing.nvtx))
         if not self.tracer.config.compiled:
             skipped.append(("compiled graphs", "switched off (compiled=False): nothing is recorded there"))
-        elif not compiled.AVAILABLE:
-            skipped.append(
-                ("compiled graphs", "this torch keeps no marks in them: nothing is recorded there")
-            )
+        else:
+            skipped.extend(compiled.LIMITS)
         return CoverageReport(
             layers=tuple(_coverage(match) for match in matches), skipped=tuple(dict.fromkeys(skipped))
         )

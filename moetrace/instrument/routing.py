@@ -99,6 +99,7 @@ class StepCounter:
             for start, site in zip(self._starts, sites, strict=True)
         ]
         self._one = torch.ones((), dtype=torch.int64, device=device)
+        self._ones = self._one
         # Other devices have no pinned copy: the drain thread reads, and waits for, the counts themselves.
         on_cuda = device.type == "cuda"
         self._host = torch.zeros(total, dtype=torch.int64, pin_memory=True) if on_cuda else self._counts
@@ -124,7 +125,8 @@ class StepCounter:
         """
         site = self.sites[index]
         bins = site.num_experts + OUT_OF_RANGE_BINS
-        ids = self._here(expert_ids.detach())
+        # Integers have no gradient: there is nothing to detach them from.
+        ids = self._here(expert_ids)
         if ids.dtype != torch.int64:
             ids = ids.long()
         if site.num_local_experts:
@@ -140,10 +142,17 @@ class StepCounter:
             # Ids without a dimension for the slots are one per token, or those of a token side by side.
             width = ids.shape[-1] if ids.dim() > 1 else ids.numel() // padding.numel()
             if padding.numel() * width == ids.numel():
-                ids = ids.reshape(-1, width) + padding.unsqueeze(1) * bins
+                ids = ids.reshape(-1, width).add_(padding.unsqueeze(1), alpha=bins)
         flat = ids.reshape(-1)
-        self._rows[index].scatter_add_(0, flat, self._one.expand(flat.shape))
+        self._rows[index].scatter_add_(0, flat, self._ones_like(flat))
         self._touched.add(index)
+
+    def _ones_like(self, flat: torch.Tensor) -> torch.Tensor:
+        """A 1 for each of them: one cell, seen so many times. Most layers of a step count as many pairs."""
+        ones = self._ones
+        if ones.shape != flat.shape:
+            ones = self._ones = self._one.expand(flat.shape)
+        return ones
 
     def add_executed(self, index: int, expert_ids: torch.Tensor) -> None:
         """Add the pairs that the experts of the same layer were called with; in checked steps only."""

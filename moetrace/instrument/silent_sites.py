@@ -146,7 +146,16 @@ def _silent(
     number: int, site: Site, placed: PlacedSite | None, record: StepRecord, fired: Sequence[Site]
 ) -> SilentSite:
     reason = _reason(number, site, placed, record, fired)
-    return SilentSite(name=site.name, layer=site.layer, code=reason.name.lower(), reason=reason.value)
+    return SilentSite(name=site.name, layer=site.layer, code=reason.name.lower(), reason=_sentence(reason))
+
+
+def _sentence(reason: SilentReason) -> str:
+    sentence: str = reason.value
+    if reason is not SilentReason.COMPILED:
+        return sentence
+    from moetrace.instrument import compiled
+
+    return sentence if compiled.AVAILABLE else f"{sentence}, and {compiled.LIMITS[0][1]}"
 
 
 def _reason(

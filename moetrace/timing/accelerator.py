@@ -21,6 +21,7 @@ class AcceleratorDevice:
         """`kind` is torch's name of the device type.
 
         Raises:
+            AttributeError: torch has no common interface of accelerators (older than 2.6).
             RuntimeError: the device takes no timing events.
         """
         self._kind = kind
@@ -30,6 +31,7 @@ class AcceleratorDevice:
         probe = self.new_event()
         probe.record()
         probe.query()
+        self._current = torch.accelerator.current_stream
 
     def new_event(self) -> DeviceEvent:
         """A timing event."""
@@ -55,7 +57,7 @@ class AcceleratorDevice:
 
     def stream(self) -> int:
         """The current stream's id."""
-        return int(self._torch.accelerator.current_stream().stream_id)
+        return int(self._current().stream_id)
 
 
 class AcceleratorClock(CudaClock):

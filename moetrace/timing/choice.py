@@ -33,7 +33,7 @@ def _accelerator_clock(device_type: str, *, required: bool) -> Clock:
             current = torch.accelerator.current_accelerator()
             device_type = "cpu" if current is None else current.type
         return AcceleratorClock(AcceleratorDevice(device_type, torch))
-    except (ImportError, AttributeError, RuntimeError) as error:
+    except (ImportError, AttributeError, TypeError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         if required:
             raise ConfigError(

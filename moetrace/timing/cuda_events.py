@@ -10,6 +10,7 @@ share an event.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from typing import Any, Protocol, TypeVar, cast
 from moetrace.timing.anchor import Anchors, Placed
 from moetrace.timing.capture import CaptureGate
 
+logger = logging.getLogger("moetrace")
 T = TypeVar("T")
 
 SHARE_WITHIN_NS = 1_500
@@ -177,9 +179,21 @@ class CudaDevice:
         self.is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
         # With one hardware queue an event of a communication stream makes compute wait for it.
         self.one_queue = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
-        self.graph_events = torch.version.hip is None
-        self._current: Callable[[int], tuple[int, int, int]] = cast(Any, torch._C)._cuda_getCurrentStream
+        self.graph_events = torch.version.hip is None and self._has_graph_events()
+        self.stream: Callable[[], int] = _stream_id(torch, self._index)
         self._own: Any = None
+
+    def _has_graph_events(self) -> bool:
+        try:
+            self.new_graph_event()
+        except TypeError as error:
+            logger.warning(
+                "moetrace: this torch has no events for captured graphs (%s): what they replay is one "
+                "stretch of time, its phases are not told apart",
+                error,
+            )
+            return False
+        return True
 
     def new_event(self) -> DeviceEvent:
         """A timing event."""
@@ -200,9 +214,13 @@ class CudaDevice:
         kept: DeviceEvent = event
         return kept
 
-    def stream(self) -> int:
-        """The current stream's id."""
-        return self._current(self._index)[0]
+
+def _stream_id(torch: Any, device: int) -> Callable[[], int]:
+    """Asks for the current stream's id: without the object around it, where torch has that."""
+    current = getattr(torch._C, "_cuda_getCurrentStream", None)
+    if current is None:
+        return lambda: int(torch.cuda.current_stream(device).stream_id)
+    return lambda: cast(int, current(device)[0])
 
 
 class CudaClock:

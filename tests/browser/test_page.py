@@ -366,6 +366,10 @@ def test_new_steps_come_in_without_moving_the_reader(open_page: OpenPage, tmp_pa
         expect(row).to_be_focused()
         page.get_by_role("button", name="New steps").click()
         expect(page.locator("#step-count")).to_have_text("6 steps")
+        # A step that was waited for comes behind a newer one.
+        for first, num_steps in ((7, 7), (6, 8)):
+            _send(process, run, first, first + 1)
+            expect(page.locator("#step-count")).to_have_text(f"{num_steps} steps", timeout=20_000)
         assert page.locator("img").count() == 0
 
 

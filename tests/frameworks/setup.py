@@ -1,9 +1,11 @@
-"""Sets up environments of frameworks: `python tests/frameworks/setup.py megatron deepspeed`.
+"""Sets up environments of frameworks: `python tests/frameworks/setup.py megatron deepspeed torch==2.8.0`.
 
 Each is a virtual environment below FRAMEWORKS_DIR (default `.frameworks`) that sees the packages of the
 running interpreter behind its own, so that torch is there once; a constraint keeps pip from taking
 another build of it. requirements/<name>.txt is installed as usual, <name>.no-deps.txt after it and
 without dependencies, for packages that ask for what a CPU machine neither has nor needs.
+
+`torch==VERSION` makes an environment with that release of torch in front of everything else.
 """
 
 from __future__ import annotations
@@ -33,15 +35,7 @@ def set_up(name: str, root: Path) -> None:
     ready = target / ".ready"
     if ready.exists() and ready.read_text() == wanted:
         return
-    venv.create(target, with_pip=True, clear=target.exists())
-    python = target / "bin" / "python"
-    purelib = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
-    Path(purelib, "shared.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    python = _create(target, behind=sysconfig.get_path("purelib"))
     constraint = target / "constraint.txt"
     constraint.write_text(f"torch=={version('torch')}\n")
     pip = [python, "-m", "pip", "install", "--quiet", "--constraint", constraint]
@@ -51,6 +45,33 @@ def set_up(name: str, root: Path) -> None:
         if listed.exists():
             subprocess.run([*pip, *options, "--requirement", listed], check=True, env=without_ops)
     ready.write_text(wanted)
+
+
+def set_up_torch(release: str, root: Path) -> None:
+    """Create the environment torch-<release>; nothing is done where it is there."""
+    target = root / f"torch-{release}"
+    shared = sysconfig.get_path("purelib")
+    ready = target / ".ready"
+    if ready.exists() and ready.read_text() == shared:
+        return
+    # Like a folder of packages, and not like a plain one: what is installed editable is seen too.
+    python = _create(target, behind=f"import site; site.addsitedir({shared!r})")
+    subprocess.run([python, "-m", "pip", "install", "--quiet", f"torch=={release}"], check=True)
+    ready.write_text(shared)
+
+
+def _create(target: Path, behind: str) -> Path:
+    """A new environment's interpreter; `behind` is the line of a .pth file that adds packages to its own."""
+    venv.create(target, with_pip=True, clear=target.exists())
+    python = target / "bin" / "python"
+    purelib = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    Path(purelib, "shared.pth").write_text(f"{behind}\n")
+    return python
 
 
 def _wanted(name: str) -> str:
@@ -63,6 +84,11 @@ def main() -> None:
     """Set up the named environments, or the default ones."""
     root = Path(os.environ.get("FRAMEWORKS_DIR", HERE.parents[1] / ".frameworks"))
     for name in sys.argv[1:] or DEFAULT:
+        if name.startswith("torch=="):
+            release = name.removeprefix("torch==")
+            print(f"{name}: {root / f'torch-{release}'}", flush=True)
+            set_up_torch(release, root)
+            continue
         if name not in known():
             raise SystemExit(f"{name}: no such environment; known: {', '.join(known())}")
         print(f"{name}: {root / name}", flush=True)

@@ -15,12 +15,14 @@ pytest.importorskip("transformers.integrations.moe", reason="transformers 5 is n
 import torch
 from transformers import PreTrainedModel
 
+import moetrace
 from frameworks import transformers_models as models
 from frameworks.checks import Traced, Truth, check, sequence, trace
 from moetrace.adapters.base import LayerMatch
 from moetrace.adapters.transformers import TransformersAdapter
 from moetrace.adapters.transformers_v4 import TransformersV4Adapter
 from moetrace.instrument.coverage import CoverageReport
+from moetrace.testing import MemoryEmitter
 from moetrace_schemas.enums import Phase
 
 pytestmark = [pytest.mark.framework, pytest.mark.filterwarnings("ignore")]
@@ -174,3 +176,22 @@ def _check(family: str, traced: Traced, truth: Truth) -> None:
         order = sequence(traced.records[0], used[0].layer)
         assert order in ORDERS
     check(traced, truth, {layer.layer: order for layer in used}, layers=[layer.layer for layer in used])
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "jamba", "granitemoehybrid", "lfm2_moe"])
+def test_generation_is_a_prefill_and_then_decodes(family: str) -> None:
+    """`generate` hands caches on under the name of its release: of keys, of states, and of both."""
+    model = _runnable(family)
+    emitter = MemoryEmitter()
+    moetrace.init(run_id="generation", emitters=[emitter], endpoint="", max_intervals=1024, buffers=6)
+    try:
+        moetrace.instrument(model, strict=True)
+        with torch.no_grad():
+            made = model.generate(  # type: ignore[operator]
+                torch.randint(2, 20, (2, 6)), max_new_tokens=4, min_new_tokens=4, do_sample=False
+            )
+        assert made.shape == (2, 10)
+        records = emitter.wait_for(4)
+    finally:
+        moetrace.shutdown()
+    assert [record.forward_mode.value for record in records] == ["prefill", "decode", "decode", "decode"]

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from compiled_models import needs_marks
+
 PROGRAM = """
 import os, sys
 import torch, torch.distributed as dist, torch.distributed._functional_collectives as functional
@@ -46,6 +48,7 @@ os._exit(0)
 """
 
 
+@needs_marks
 def test_an_exchange_in_a_compiled_phase_is_its_barrier(tmp_path: Path) -> None:
     """Functional and in-place collectives: local work, barrier, local work, and the same result."""
     result = subprocess.run(

@@ -84,6 +84,28 @@ def test_a_minute_is_rolled_up_again_when_rows_come_behind_a_verdict(told: dict[
     assert told["rolled_up"] == {"turns": [1, 0], "minutes": [[[1]], [[2]]]}
 
 
+def test_a_minute_is_rolled_up_again_when_its_counts_are_folded(told: dict[str, dict[str, Any]]) -> None:
+    """It holds no more rank steps than before: those of the collector came while nobody joined."""
+    assert told["rolled_up_before_folded"] == {"turns": [1, 0], "sums": [[15], [30]], "left": 0}
+
+
+def test_counts_that_waited_for_days_are_folded(told: dict[str, dict[str, Any]]) -> None:
+    """Beyond the look back of a join that was away: there they would expire, and nobody reads them."""
+    assert told["waited_for_days"] == {
+        "turns": [1, 0, 0],
+        "loads": {"step 0 rank 0": [12, 1, 2], "step 0 rank 1": [12, 1, 2]},
+    }
+
+
+def test_a_site_changes_to_the_join_over_the_store(told: dict[str, dict[str, Any]]) -> None:
+    """Steps that its collector judged have no arrival and stay as they are; one without verdict is found.
+
+    Not at once: a collector that still runs may be writing it.
+    """
+    case = told["switched"]
+    assert (case["arrived"], case["turns"], case["judged"]) == ([[0]], [0, 2, 0, 0, 1], [3, 4, 1])
+
+
 def test_a_join_that_is_killed_writes_each_ledger_row_once(told: dict[str, dict[str, Any]]) -> None:
     """Between the ledger and the verdicts of every batch, and begun anew each time."""
     case = told["killed"]
@@ -94,6 +116,21 @@ def test_a_join_that_is_killed_writes_each_ledger_row_once(told: dict[str, dict[
         ["applied", 2, 80, ""],
         ["judged", 2, None, "regressed"],
     ]
+
+
+def test_a_join_that_is_killed_as_a_placement_begins_compares_it(told: dict[str, dict[str, Any]]) -> None:
+    """The ledger says that it has begun, and no step of it has a verdict yet: the next join knows what was
+    before.
+    """
+    assert told["killed_once"] == {
+        "failures": 1,
+        "judged": 160,
+        "ledger": [
+            ["applied", 1, 0, ""],
+            ["applied", 2, 80, ""],
+            ["judged", 2, None, "regressed"],
+        ],
+    }
 
 
 def test_of_several_joins_one_is_at_work(told: dict[str, dict[str, Any]]) -> None:

@@ -13,6 +13,7 @@ import moetrace
 from moetrace.adapters.reference import ReferenceMoE
 from moetrace.testing import MemoryEmitter
 from moetrace_schemas.identity import is_sampled
+from transformers_there import transformers_or_skip
 
 STEPS = 4
 RUN_ID = "numerics"
@@ -46,8 +47,7 @@ class ReferenceModel(nn.Module):
 
 def transformers_model(family: str, implementation: str) -> nn.Module:
     """A tiny model of a real architecture with random weights."""
-    import transformers
-
+    transformers = transformers_or_skip()
     common: dict[str, Any] = {
         "vocab_size": 64,
         "hidden_size": 16,

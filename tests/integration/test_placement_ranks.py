@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from transformers_there import transformers_or_skip
+
 from .collector_process import collector, moetrace, rows
 from .placement_worker import FIRST, SECOND
 
@@ -22,6 +24,7 @@ def test_real_ranks_announce_two_epochs(tmp_path: Path) -> None:
 
     The wait of a rank for its collector is nobody's business here: only what is in the store is looked at.
     """
+    transformers_or_skip()
     directory = tmp_path / "run"
     with collector(directory) as process:
         ranks = [

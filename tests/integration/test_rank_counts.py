@@ -13,8 +13,10 @@ import pytest
 
 from integration.collector_process import collector, rows
 from moetrace_schemas.columns import RowFlag
+from transformers_there import transformers_or_skip
 
 pytestmark = pytest.mark.multirank
+transformers_or_skip(whole_module=True)
 
 RANKS = 2
 WORKER = Path(__file__).with_name("expert_parallel_worker.py")

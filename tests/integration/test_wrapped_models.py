@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from integration.collector_process import environment
+from transformers_there import transformers_or_skip
 
-pytest.importorskip("transformers")
+transformers_or_skip(whole_module=True)
 
 RANKS = 2
 CASES = ("ddp:before", "ddp:after", "fsdp2:before", "fsdp2:after")

@@ -19,7 +19,7 @@ from moetrace_collectors.store import INSTALL
 
 HELP = "receive steps from ranks, join and judge them, store and serve the result"
 ALIVE_CHECK_S = 0.5
-POOLS = ("moetrace-otlp", "moetrace-grpc", "asyncio_", "AnyIO worker")
+POOLS = ("moetrace-otlp", "moetrace-grpc", "moetrace-query", "asyncio_", "AnyIO worker")
 """Threads that work for clients: they end with what uses them, once they have nothing to do."""
 IDLE_THREADS_S = 3.0
 OWN_FILES = 512

@@ -114,7 +114,7 @@ def _join(address: StoreAddress, arguments: argparse.Namespace, undo: ExitStack)
         if endpoint is not None:
             endpoint.metrics.own.rows_lost(table, num_rows)
         print(
-            f"moetrace join: {count(num_rows, 'row')} of {table} given up, the store refuses them: {reason}",
+            f"moetrace join: {count(num_rows, 'row')} of {table} given up: {reason}",
             file=sys.stderr,
             flush=True,
         )

@@ -39,7 +39,7 @@ class ClientLedgerStore:
         return next(iter(self._rows(names.NEWEST_APPLIED, run_id)), None)
 
     def last_applied(self, run_id: str) -> list[LedgerRow]:
-        """The last three epochs that were seen to begin, the newest first."""
+        """The last epochs that were seen to begin, the newest first."""
         return self._rows(names.LAST_APPLIED, run_id)
 
     def judged(self, run_id: str, version: int) -> list[LedgerRow]:

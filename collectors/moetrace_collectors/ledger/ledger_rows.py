@@ -45,8 +45,9 @@ JUDGED_OF_VERSION = (
 )
 NEWEST_MAPPINGS = f"{_FROM} AND l.event = 'announced' ORDER BY sequence DESC LIMIT {MAX_MAPPINGS}"
 NEWEST_APPLIED = f"{_FROM} AND l.event = 'applied' ORDER BY sequence DESC LIMIT 1"
-LAST_APPLIED = f"{_FROM} AND l.event = 'applied' ORDER BY sequence DESC LIMIT 3"
-"""The current epoch, the one before, and whether one was before that."""
+MAX_APPLIED = 20
+"""Newest epochs that are looked at: more than begin within the steps that are written at once."""
+LAST_APPLIED = f"{_FROM} AND l.event = 'applied' ORDER BY sequence DESC LIMIT {MAX_APPLIED}"
 RUNS = """
 SELECT toString(run_id) AS run_id, max(time) AS newest
 FROM {database:Identifier}.placement_ledger GROUP BY run_id ORDER BY newest DESC

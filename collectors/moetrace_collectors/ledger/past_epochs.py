@@ -32,17 +32,21 @@ class Past:
 
 
 def read_past(ledger: ClientLedgerStore, ask: Ask, run_id: str) -> Past | None:
-    """The current epoch of a run and the one before it; None where no step of it has a verdict."""
+    """The newest epoch of a run with a step that has a verdict, and the one before; None where none has."""
     applied = ledger.last_applied(run_id)
-    if not applied:
-        return None
-    now = _read(ask, run_id, applied[0], end=NO_END, settles=len(applied) > 1)
-    if now is None:
-        return None
-    before = None
-    if len(applied) > 1 and not _is_judged(ledger, applied[0]):
-        before = _read(ask, run_id, applied[1], end=applied[0].step or 0, settles=len(applied) > 2)
-    return Past(now=now, before=before)
+    ends = [NO_END, *(row.step or 0 for row in applied)]
+    for number, current in enumerate(applied):
+        has_before = number + 1 < len(applied)
+        now = _read(ask, run_id, current, end=ends[number], settles=has_before)
+        if now is None:
+            # It has begun, and the process ended before its first verdict was written.
+            continue
+        before = None
+        if has_before and not _is_judged(ledger, current):
+            settles = number + 2 < len(applied)
+            before = _read(ask, run_id, applied[number + 1], end=ends[number + 1], settles=settles)
+        return Past(now=now, before=before)
+    return None
 
 
 def _is_judged(ledger: ClientLedgerStore, applied: LedgerRow) -> bool:

@@ -34,8 +34,8 @@ def runs(store: Store, parameters: RequestParameters) -> Mapping[str, Any]:
 def news(store: Store, parameters: RequestParameters) -> Mapping[str, Any]:
     """What came since a step; cheap, asked every few seconds."""
     since = parameters.integer("since", -1, low=0, high=_MAX)
-    last_step, num_new = browse_reader.read_news(store, parameters.text("run"), since)
-    return {"last_step": last_step, "new_steps": num_new}
+    found = browse_reader.read_news(store, parameters.text("run"), since)
+    return {"last_step": found.last_step, "new_steps": found.num_new, "rows": found.num_rows}
 
 
 def overview(store: Store, parameters: RequestParameters) -> Mapping[str, Any]:

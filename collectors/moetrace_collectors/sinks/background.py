@@ -7,8 +7,14 @@
                               `-- full, and no thread is free: the worker waits
 
 Each thread writes one batch at a time, so the batches in memory are bounded, and a store that is slow or
-away still fills the intake and then the log, as if the worker wrote itself. Batches may end in another order
-than they began; what counts as written is all before the first that is not.
+away still fills the intake and then the log, as if the worker wrote itself. Rows of rank steps, by far the
+most, are written in any order; verdicts and events wait until all batches before have theirs, so that who
+finds a verdict finds all that came before it::
+
+    thread 0   | rows of batch 1 ............ | verdicts 1 |  rows of batch 3 ....
+    thread 1        | rows of batch 2 .... |    waits      | verdicts 2 |
+
+What counts as written is all before the first batch that is not.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ from dataclasses import dataclass
 from moetrace_collectors.events import CollectorEvent
 from moetrace_collectors.joiner import size_bytes
 from moetrace_collectors.model import RankStep
-from moetrace_collectors.sinks.base import StepResult, Writer
+from moetrace_collectors.sinks.base import BatchWriter, StepResult, Writer
 
 MAX_EVENTS = 10_000
 """Events that make a batch, however small they are: each becomes a row."""
@@ -31,7 +37,7 @@ CHECK_S = 1.0
 """Between looks at whether the thread still lives, while the worker waits for it."""
 
 
-_Give = Callable[[Writer], None]
+_Give = Callable[[BatchWriter], None]
 """Gives one record to a sink."""
 
 
@@ -39,7 +45,9 @@ _Give = Callable[[Writer], None]
 class _Batch:
     """What one thread writes at once."""
 
-    records: list[_Give]
+    rows: list[_Give]
+    findings: list[_Give]
+    """Written when all batches before this one are."""
     num_steps: int
     until: int
     """How many records had been taken when it was handed over."""
@@ -51,7 +59,7 @@ class BackgroundSink:
 
     def __init__(
         self,
-        sinks: Sequence[Writer],
+        sinks: Sequence[BatchWriter],
         *,
         batch_bytes: int,
         batch_interval_ns: int,
@@ -70,7 +78,8 @@ class BackgroundSink:
         self._batch_bytes = batch_bytes
         self._batch_interval_ns = batch_interval_ns
         self._clock_ns = clock_ns
-        self._buffer: list[_Give] = []
+        self._rows: list[_Give] = []
+        self._findings: list[_Give] = []
         self._buffered_steps = self._buffered_bytes = self._buffered_events = 0
         self._oldest_ns: int | None = None
         self._condition = threading.Condition()
@@ -118,21 +127,26 @@ class BackgroundSink:
 
     def take_step(self, result: StepResult) -> None:
         """See Sink."""
-        size = sum(size_bytes(rank_step) for rank_step in result.joined.rank_steps)
-        self._take(lambda sink: sink.take_step(result), size=size)
+        rank_steps = result.joined.rank_steps
+        self._rows.append(lambda sink: _take_all(sink, rank_steps))
+        self._findings.append(lambda sink: sink.take_verdict(result))
+        self._taken(sum(map(size_bytes, rank_steps)))
         self._buffered_steps += 1
 
     def take_unjoined(self, rank_step: RankStep) -> None:
         """See Sink."""
-        self._take(lambda sink: sink.take_unjoined(rank_step), size=size_bytes(rank_step))
+        self._rows.append(lambda sink: sink.take_unjoined(rank_step))
+        self._taken(size_bytes(rank_step))
 
     def take_late(self, rank_step: RankStep) -> None:
         """See Sink."""
-        self._take(lambda sink: sink.take_late(rank_step), size=size_bytes(rank_step))
+        self._rows.append(lambda sink: sink.take_late(rank_step))
+        self._taken(size_bytes(rank_step))
 
     def take_event(self, event: CollectorEvent) -> None:
         """See Sink."""
-        self._take(lambda sink: sink.take_event(event), size=EVENT_BYTES + len(event.detail))
+        self._findings.append(lambda sink: sink.take_event(event))
+        self._taken(EVENT_BYTES + len(event.detail))
         self._buffered_events += 1
 
     def is_due(self, now_ns: int) -> bool:
@@ -151,11 +165,16 @@ class BackgroundSink:
         with self._condition:
             while len(self._handed_over) >= len(self._sinks) and self._is_working():
                 self._condition.wait(CHECK_S)
-            if not self._buffer or self._gave_up:
+            if self._oldest_ns is None or self._gave_up:
                 return
-            batch = _Batch(records=self._buffer, num_steps=self._buffered_steps, until=self._num_taken)
-            self._buffer, self._buffered_steps = [], 0
-            self._buffered_bytes, self._buffered_events, self._oldest_ns = 0, 0, None
+            batch = _Batch(
+                rows=self._rows,
+                findings=self._findings,
+                num_steps=self._buffered_steps,
+                until=self._num_taken,
+            )
+            self._rows, self._findings, self._oldest_ns = [], [], None
+            self._buffered_steps = self._buffered_bytes = self._buffered_events = 0
             self._handed_over.append(batch)
             self._waiting.append(batch)
             self._condition.notify_all()
@@ -177,10 +196,11 @@ class BackgroundSink:
     def abandon(self) -> None:
         """See Sink; after `end`."""
         first = self._sinks[0]
-        for records in (*(batch.records for batch in self._waiting), self._buffer):
-            for give in records:
-                give(first)
-        self._buffer = []
+        for batch in self._waiting:
+            _give_all(first, batch.rows)
+            _give_all(first, batch.findings)
+        _give_all(first, self._rows)
+        _give_all(first, self._findings)
         self._waiting.clear()
         for sink in self._sinks:
             sink.abandon()
@@ -192,14 +212,13 @@ class BackgroundSink:
             raise RuntimeError(f"a thread that writes to {self.name} has ended")
         return True
 
-    def _take(self, give: _Give, *, size: int) -> None:
-        self._buffer.append(give)
+    def _taken(self, size: int) -> None:
         self._num_taken += 1
         self._buffered_bytes += size
         if self._oldest_ns is None:
             self._oldest_ns = self._clock_ns()
 
-    def _run(self, sink: Writer, write: Callable[[Writer], bool]) -> None:
+    def _run(self, sink: BatchWriter, write: Callable[[Writer], bool]) -> None:
         while True:
             with self._condition:
                 while not self._waiting and not self._closing:
@@ -207,11 +226,7 @@ class BackgroundSink:
                 if not self._waiting or self._gave_up:
                     return
                 batch = self._waiting.popleft()
-            records, batch.records = batch.records[::-1], []
-            while records:
-                # Not kept here: once the sink has made rows of a step, its memory can go.
-                records.pop()(sink)
-            is_written = write(sink)
+            is_written = self._write(batch, sink, write)
             with self._condition:
                 batch.is_written = is_written
                 self._gave_up = self._gave_up or not is_written
@@ -220,3 +235,31 @@ class BackgroundSink:
                 self._condition.notify_all()
             if not is_written:
                 return
+
+    def _write(self, batch: _Batch, sink: BatchWriter, write: Callable[[Writer], bool]) -> bool:
+        has_rows = bool(batch.rows)
+        _give_all(sink, batch.rows)
+        is_written = write(sink) if has_rows else True
+        with self._condition:
+            while is_written and self._waits_for_earlier(batch):
+                self._condition.wait(CHECK_S)
+        # Also where the rows are given up: the sink then gives up both.
+        has_findings = bool(batch.findings)
+        _give_all(sink, batch.findings)
+        return write(sink) if is_written and has_findings else is_written
+
+    def _waits_for_earlier(self, batch: _Batch) -> bool:
+        # Where a thread has ended, the batch before may never be written.
+        return self._handed_over[0] is not batch and not self._gave_up and self.is_alive()
+
+
+def _give_all(sink: BatchWriter, records: list[_Give]) -> None:
+    """Give a sink all of them, in order; none is kept, so that its memory can go once it has become rows."""
+    records.reverse()
+    while records:
+        records.pop()(sink)
+
+
+def _take_all(sink: BatchWriter, rank_steps: Sequence[RankStep]) -> None:
+    for rank_step in rank_steps:
+        sink.take_joined(rank_step)

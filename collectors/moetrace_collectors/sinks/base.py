@@ -57,6 +57,16 @@ class Writer(Protocol):
         """Give up what is buffered, and count it as lost."""
 
 
+class BatchWriter(Writer, Protocol):
+    """A writer that is given a step in two parts, so that the second goes in when others have theirs."""
+
+    def take_joined(self, rank_step: RankStep) -> None:
+        """A rank step of a step that has closed; what was found out about it comes later."""
+
+    def take_verdict(self, result: StepResult) -> None:
+        """What was found out about a step of which it was given the rank steps."""
+
+
 class Sink(Writer, Protocol):
     """One destination, as the worker sees it."""
 

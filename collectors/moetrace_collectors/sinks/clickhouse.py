@@ -26,6 +26,7 @@ from moetrace_collectors.sinks.clickhouse_rows import (
     TableRows,
     event_rows,
     rank_step_rows,
+    unjoined_rows,
     verdict_rows,
 )
 from moetrace_collectors.store import first_line
@@ -66,7 +67,7 @@ def in_pieces(rank_steps: Sequence[RankStep], piece_bytes: int) -> Iterator[Sequ
 
 
 class ClickHouseSink:
-    """Buffers until it is told to insert. Records are counted as written once all before them are."""
+    """Buffers until it is told to insert."""
 
     name = "clickhouse"
 
@@ -107,28 +108,12 @@ class ClickHouseSink:
         self._unix_ns = unix_ns
         self._results: list[StepResult] = []
         self._late: list[RankStep] = []
+        self._joined: list[RankStep] = []
         self._unjoined: list[RankStep] = []
         self._events: list[CollectorEvent] = []
         self._pieces: deque[_Piece] = deque()
         self._unwritten: list[TableColumns | TableRows] = []
         self._unwritten_starts: set[tuple[str, int]] = set()
-        self._num_unwritten_steps = 0
-        self._num_taken = self._num_planned = self._num_written = 0
-
-    @property
-    def num_waiting_steps(self) -> int:
-        """Joined steps taken and not yet written."""
-        return len(self._results) + self._num_unwritten_steps
-
-    @property
-    def num_taken(self) -> int:
-        """Records taken so far."""
-        return self._num_taken
-
-    @property
-    def num_written(self) -> int:
-        """How many of those are written or finally refused."""
-        return self._num_written
 
     @property
     def _unfinished(self) -> bool:
@@ -136,23 +121,28 @@ class ClickHouseSink:
 
     def take_step(self, result: StepResult) -> None:
         """See Writer."""
+        self._joined += result.joined.rank_steps
+        self.take_verdict(result)
+
+    def take_joined(self, rank_step: RankStep) -> None:
+        """See BatchWriter."""
+        self._joined.append(rank_step)
+
+    def take_verdict(self, result: StepResult) -> None:
+        """See BatchWriter."""
         self._results.append(result)
-        self._num_taken += 1
 
     def take_unjoined(self, rank_step: RankStep) -> None:
         """See Writer."""
         self._unjoined.append(rank_step)
-        self._num_taken += 1
 
     def take_late(self, rank_step: RankStep) -> None:
         """See Writer."""
         self._late.append(rank_step)
-        self._num_taken += 1
 
     def take_event(self, event: CollectorEvent) -> None:
         """See Writer."""
         self._events.append(event)
-        self._num_taken += 1
 
     def flush(self) -> None:
         """See Writer."""
@@ -164,8 +154,7 @@ class ClickHouseSink:
             while self._unwritten:
                 self._insert(self._unwritten[0])
                 self._unwritten.pop(0)
-        starts = self._unwritten_starts
-        self._all_planned_is_written()
+        starts, self._unwritten_starts = self._unwritten_starts, set()
         if starts and self._on_written is not None:
             self._on_written(starts)
 
@@ -183,31 +172,32 @@ class ClickHouseSink:
                     # What no rows can be made of is counted, too; nobody tries again.
                     if error.retryable:
                         self._give_up(self._pieces.popleft())
-        self._all_planned_is_written()
-
-    def _all_planned_is_written(self) -> None:
-        self._num_written, self._num_unwritten_steps = self._num_planned, 0
         self._unwritten_starts = set()
 
     def _take_buffer(self) -> None:
         """Plan the rows of what is buffered; verdicts go last, when all that they rest on is there."""
-        on_time = [step for result in self._results for step in result.joined.rank_steps] + self._unjoined
         now_ms = self._unix_ns() // NS_PER_MS
-        for steps, late in ((on_time, False), (self._late, True)):
+        for steps, render_rows in (
+            (self._joined, partial(rank_step_rows, late=False)),
+            (self._unjoined, unjoined_rows),
+            (self._late, partial(rank_step_rows, late=True)),
+        ):
             for piece in in_pieces(steps, self._batch_bytes):
-                render = partial(rank_step_rows, piece, late=late, received_unix_ms=now_ms)
+                render = partial(render_rows, piece, received_unix_ms=now_ms)
                 self._pieces.append(_Piece(render=render, table="rank_steps", number=len(piece)))
             self._unwritten_starts |= {(step.run_id, step.start_unix_ns) for step in steps}
         results, events = self._results, self._events
-        self._pieces.append(
-            _Piece(render=partial(verdict_rows, results), table="step_verdicts", number=len(results))
-        )
+        self._unwritten_starts |= {
+            (step.run_id, step.start_unix_ns) for result in results for step in result.joined.rank_steps
+        }
         self._pieces.append(
             _Piece(render=lambda: (event_rows(events),), table="collector_events", number=len(events))
         )
-        self._num_unwritten_steps += len(results)
-        self._num_planned = self._num_taken
-        self._results, self._late, self._unjoined, self._events = [], [], [], []
+        self._pieces.append(
+            _Piece(render=partial(verdict_rows, results), table="step_verdicts", number=len(results))
+        )
+        self._joined, self._unjoined, self._late = [], [], []
+        self._results, self._events = [], []
 
     def _render_next(self) -> None:
         piece = self._pieces[0]

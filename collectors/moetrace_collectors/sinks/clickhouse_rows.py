@@ -114,6 +114,25 @@ def _rank_steps(rank_steps: Iterable[RankStep], late: bool, received_unix_ms: in
     return builder.rows()
 
 
+def unjoined_rows(
+    rank_steps: Sequence[RankStep], *, received_unix_ms: int
+) -> tuple[TableColumns | TableRows, ...]:
+    """The same of rank steps that the store joins; behind them `rank_step_arrivals`: that they are there."""
+    rows = rank_step_rows(rank_steps, late=False, received_unix_ms=received_unix_ms)
+    return (*rows, _arrivals(rank_steps))
+
+
+def _arrivals(rank_steps: Iterable[RankStep]) -> TableRows:
+    """rank_step_arrivals.
+
+    The store puts its own time in: the only one that rows of all collectors can be compared by.
+    """
+    builder = _Builder("rank_step_arrivals", "run_id", "step", "rank", "microbatch", "start_time")
+    for step in rank_steps:
+        builder.add_row(step.run_id, step.step, step.rank, step.microbatch, step.start_unix_ns)
+    return builder.rows()
+
+
 def _rank_waits(rank_steps: Iterable[RankStep]) -> TableRows:
     builder = _Builder(
         "rank_waits", "run_id", "step", "phase", "forward_mode", "ep_group", "ep_rank", "microbatch",

@@ -6,6 +6,9 @@ clock::
 
     step 7   rows written at 10.1 10.1 10.2 10.4 (all four ranks)     closes complete at 10.4
     step 8   rows written at 10.3 10.3 10.5                           closes by timeout at 10.3 + timeout
+
+Rows without an arrival are of a collector that joins, or of an older version: their verdict may be on its
+way, and is waited for as long.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ class ClosedStep:
     closed_by: ClosedBy
     closed_ms: int
     """Unix time by the store's clock, ms."""
+    num_records: int
+    """Rank steps that were there when it was found."""
 
 
 def closed_steps(
@@ -35,8 +40,8 @@ def closed_steps(
     """Closed steps in order of closing, then of run and step number.
 
     Args:
-        rows: of queries.STEPS, with `run_id`, and with `first_ms` and `last_ms`: when the first and the last
-            of their rows were stored.
+        rows: of queries.STEPS, with `run_id`, with `first_ms` and `last_ms`: when the first and the last of
+            their rows were stored, and with `arrivals`: how many of them the store has noted.
         now_ms: the store's clock.
         timeout_ms: from a step's first row until it is judged without the missing ranks.
     """
@@ -45,13 +50,14 @@ def closed_steps(
         whole = int(row["records"]) == int(row["world_size"]) * int(row["num_microbatches"])
         whole = whole and int(row["world_sizes"]) == 1
         timed_out_ms = int(row["first_ms"]) + timeout_ms
-        if whole or timed_out_ms <= now_ms:
+        if (whole and int(row["arrivals"])) or timed_out_ms <= now_ms:
             closed.append(
                 ClosedStep(
                     run_id=str(row["run_id"]),
                     step=int(row["step"]),
                     closed_by=ClosedBy.COMPLETE if whole else ClosedBy.TIMEOUT,
                     closed_ms=int(row["last_ms"]) if whole else timed_out_ms,
+                    num_records=int(row["records"]),
                 )
             )
     return tuple(sorted(closed, key=lambda step: (step.closed_ms, step.run_id, step.step)))

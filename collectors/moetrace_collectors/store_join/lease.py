@@ -8,8 +8,13 @@ the one that began first is at work::
     A  begun 10:00   beats ............ killed
     B  begun 10:05   stands by ................(a minute)| at work
 
-One that could not reach the store for half a minute counts as newly begun: another one may be at work by
-then. A thread says it while a turn is under way, whatever the turn waits for.
+One that could not reach the store for half a minute, or was stopped for so long, counts as newly begun:
+another one may have been at work, and may have ended again. A thread says it while a turn is under way,
+whatever the turn waits for.
+
+Where the store's clock is put back, what was said before comes from the future: it does not count, and
+everyone begins anew under another name, because of one name the store keeps the latest sign only. Where it
+is put forward by a minute, two may be at work until the next turn of each.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ LEASE_S = 60
 LONGEST_GAP_S = 30.0
 BEAT_S = 5.0
 """Between two signs of life within a long turn."""
+US_PER_S = 1_000_000
 
 BEAT = """
 INSERT INTO {database:Identifier}.join_leases (holder, run_id, begun_at, beat_at, has_left)
@@ -36,15 +42,23 @@ SELECT {holder:String}, {run:String},
        if({begun_us:Int64} = 0, now64(6), fromUnixTimestamp64Micro({begun_us:Int64})), now64(6), {left:UInt8}
 """
 HOLDERS = """
-SELECT holder, toUnixTimestamp64Micro(argMax(begun_at, beat_at)) AS begun_us
-FROM {database:Identifier}.join_leases
-WHERE beat_at >= now64(6) - toIntervalSecond({lease_s:UInt32})
-  AND ({run:String} = '' OR run_id = '' OR run_id = {run:String})
-GROUP BY holder
-HAVING argMax(has_left, beat_at) = 0
+SELECT holder, begun_us, toUnixTimestamp64Micro(now64(6)) AS now_us
+FROM
+(
+    SELECT '' AS holder, toInt64(0) AS begun_us
+    UNION ALL
+    SELECT holder, toUnixTimestamp64Micro(argMax(begun_at, beat_at)) AS begun_us
+    FROM {database:Identifier}.join_leases
+    WHERE beat_at >= now64(6) - toIntervalSecond({lease_s:UInt32})
+      AND beat_at <= now64(6) + toIntervalSecond({lease_s:UInt32})
+      AND ({run:String} = '' OR run_id = '' OR run_id = {run:String})
+    GROUP BY holder
+    HAVING argMax(has_left, beat_at) = 0
+)
 ORDER BY begun_us, holder
 """
-"""Those that live and join the same runs, the one that is at work first."""
+"""The store's clock, and, in the rows with a name, those that live and join the same runs, the one that is at
+work first."""
 
 
 class JoinLease:
@@ -73,8 +87,12 @@ class JoinLease:
         self._clock_s = clock_s
         self._wait = wait
         self._lock = threading.Lock()
-        self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self.name = _new_name()
+        self.term = 0
+        """How often it has begun: where that has changed, another one may have been at work."""
         self._begun_us = 0
+        self._store_us = 0
+        """The store's clock, when it was asked last."""
         self._beat_s: float | None = None
         self._at_work = ""
 
@@ -118,17 +136,30 @@ class JoinLease:
     def _holds(self) -> bool:
         now_s = self._clock_s()
         if self._beat_s is None or now_s - self._beat_s > LONGEST_GAP_S:
-            self._begun_us = 0
-        self._beat(left=0)
-        rows = list(
-            self._client.query(HOLDERS, parameters={**self._bound, "lease_s": LEASE_S}).named_results()
-        )
-        begun_us = {str(row["holder"]): int(row["begun_us"]) for row in rows}
+            self._begin()
+        rows = self._beat_and_see()
+        store_us = int(rows[0]["now_us"])
+        if store_us < self._store_us - LEASE_S * US_PER_S:
+            self._beat(left=1)
+            self.name = _new_name()
+            self._begin()
+            rows = self._beat_and_see()
+        self._store_us = store_us
+        begun_us = {str(row["holder"]): int(row["begun_us"]) for row in rows if row["holder"]}
         # A replica may not have it yet: then nobody knows who was first.
         self._begun_us = begun_us.get(self.name, self._begun_us)
         self._beat_s = now_s
         self._at_work = next(iter(begun_us), "")
         return self._at_work == self.name
+
+    def _begin(self) -> None:
+        self._begun_us = 0
+        self.term += 1
+
+    def _beat_and_see(self) -> list[Mapping[str, Any]]:
+        self._beat(left=0)
+        asked = {**self._bound, "lease_s": LEASE_S}
+        return list(self._client.query(HOLDERS, parameters=asked).named_results())
 
     def leave(self) -> None:
         """Let the next one begin at once; where the store does not answer, it begins in a minute."""
@@ -143,6 +174,10 @@ class JoinLease:
     def _beat(self, *, left: int) -> None:
         values: Mapping[str, Any] = {"holder": self.name, "begun_us": self._begun_us, "left": left}
         self._client.command(BEAT, parameters={**self._bound, **values})
+
+
+def _new_name() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 class Turns(Protocol):
@@ -170,6 +205,8 @@ class StandIn:
         self._begin = begin
         self._on_standing_by = on_standing_by
         self._joiner: Turns | None = None
+        self._term = 0
+        """Of the lease, when the joiner began."""
         self._has_said = False
 
     def turn(self, *, go_on: Callable[[], bool] = lambda: True) -> int:
@@ -188,13 +225,13 @@ class StandIn:
             self._has_said = self._has_said or self._lease.is_shown
             return 0
         self._has_said = False
-        if self._joiner is None:
-            self._joiner = self._begin()
+        if self._joiner is None or self._term != self._lease.term:
+            self._term, self._joiner = self._lease.term, self._begin()
         with self._lease.beating():
             return self._joiner.turn(go_on=lambda: go_on() and self._keeps())
 
     def _keeps(self) -> bool:
-        keeps = self._lease.keeps()
+        keeps = self._lease.keeps() and self._term == self._lease.term
         if not keeps:
             # Another one may judge what it has judged and not written, also if that one ends at once.
             self._joiner = None

@@ -151,6 +151,14 @@ WHERE run_id = {run:String} AND step IN {steps:Array(UInt64)}
 """
 """Steps with counts that `expert_loads` has not. GLOBAL: the inner rows of all shards, on each shard."""
 
+WAITING = """
+SELECT DISTINCT run_id, step
+FROM {database:Identifier}.unfolded_expert_loads
+WHERE step_time < fromUnixTimestamp64Milli({before_ms:Int64}) AND ({run:String} = '' OR run_id = {run:String})
+ORDER BY run_id, step
+"""
+"""Steps with such counts that began before a time."""
+
 TRAFFIC = """
 SELECT step, source_rank AS rank, microbatch, layer, toString(phase) AS phase,
        toString(direction) AS direction, groupArray(destination_ep_rank) AS destinations,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
 from moetrace_collectors.store_clock import HOUR_MS
@@ -33,7 +32,7 @@ class Arrived:
     """When the first of its rows was stored, by the store's clock."""
     last_ms: int
     arrivals: int
-    """How many have arrived, each execution of a rank step once."""
+    """How many have arrived, each execution of a rank step once; 0 where nothing says so but the rows."""
 
     def has_more_than(self, earlier: Arrived | None) -> bool:
         """Whether rows came since an earlier look, which saw the same or more of the older ones."""
@@ -79,10 +78,15 @@ class StepFinder:
         """What had come of steps that have a verdict, as long as a look finds them."""
         self._seen: dict[StepKey, Arrived] = {}
         self._open: dict[StepKey, Arrived] = {}
-        """Steps that had not closed at the last look."""
+        """Steps that had no verdict after the last look."""
         self._looked_ms = 0
         self._turned_ms: int | None = None
         """The store's time at the last look after which everything was judged."""
+
+    @property
+    def num_remembered(self) -> int:
+        """Steps that are remembered beyond a look."""
+        return len(self._done) + len(self._open)
 
     def look(self, now_ms: int, *, remember: bool) -> Found:
         """Ask the store.
@@ -92,14 +96,22 @@ class StepFinder:
             remember: also tell the newest judged steps.
         """
         self._looked_ms = now_ms
-        self._seen = seen = self._arrived(now_ms)
+        since_ms = self._since_ms(now_ms)
+        self._seen = seen = self._arrived(since_ms)
         in_window = set(seen)
         for key, waited_for in self._open.items():
             # However long ago it was found: from its first row on.
             arrived = seen.get(key, waited_for)
             seen[key] = replace(arrived, first_ms=min(arrived.first_ms, waited_for.first_ms))
-        # What is looked for no more needs no remembering.
-        self._done = {key: arrived for key, arrived in self._done.items() if key in seen}
+        for key, arrived in seen.items():
+            # A clock that was put back, or a collector's that is ahead, must not make a step wait for it.
+            if arrived.first_ms > now_ms:
+                seen[key] = replace(arrived, first_ms=now_ms)
+        # What is looked for no more needs no remembering; a replica that lags may not show it just now, and
+        # not its verdict either when it does.
+        self._done = {
+            key: arrived for key, arrived in self._done.items() if key in seen or arrived.last_ms >= since_ms
+        }
         fresh = sorted(key for key, arrived in seen.items() if arrived.has_more_than(self._done.get(key)))
         judged = self._judged(key for key in fresh if key not in self._done)
         # Also those that another process judged, or this one so long ago that it has forgotten them: what
@@ -111,13 +123,12 @@ class StepFinder:
             newest = sorted(judged, key=lambda key: (seen[key].last_ms, key))[-REMEMBERED_STEPS:]
         again = self._again(fresh)
         there = self._there(waiting)
-        closed = self._closed(there, now_ms)
-        has_closed = {(step.run_id, step.step) for step in closed}
         # A replica may not have the rows of an arrival yet; in the end they have expired.
         stays = in_window.union(_key(row) for row in there)
-        self._open = {key: seen[key] for key in waiting if key in stays and key not in has_closed}
+        # Also those that have closed: the turn may end before they are judged.
+        self._open = {key: seen[key] for key in waiting if key in stays}
         return Found(
-            closed=closed,
+            closed=self._closed(there, now_ms),
             judged=self._closed(self._there(newest), now_ms),
             again=again,
             grown=grown,
@@ -127,6 +138,7 @@ class StepFinder:
     def done(self, keys: Iterable[StepKey]) -> None:
         """These have a verdict."""
         for key in keys:
+            self._open.pop(key, None)
             if key in self._seen:
                 self._done[key] = self._seen[key]
 
@@ -134,12 +146,15 @@ class StepFinder:
         """Everything that the last look found was dealt with: the next one need not go back further."""
         self._turned_ms = self._looked_ms
 
-    def _arrived(self, now_ms: int) -> dict[StepKey, Arrived]:
+    def _since_ms(self, now_ms: int) -> int:
         look_back_ms = self._look_back_ms or now_ms
         if self._turned_ms is not None:
             # Not from now: the store may have been away from here, and not from those who wrote.
             look_back_ms = min(look_back_ms, now_ms - self._turned_ms + RECENT_MS + 2 * self._timeout_ms)
-        parameters = {"since_ms": now_ms - look_back_ms, "run": self._run_id}
+        return now_ms - look_back_ms
+
+    def _arrived(self, since_ms: int) -> dict[StepKey, Arrived]:
+        parameters = {"since_ms": since_ms, "run": self._run_id}
         seen: dict[StepKey, Arrived] = {}
         if self._turned_ms is None:
             for row in self._ask(queries.WRITTEN, parameters):
@@ -165,7 +180,13 @@ class StepFinder:
 
     def _there(self, keys: Collection[StepKey]) -> list[Mapping[str, Any]]:
         return [
-            {**row, "run_id": run_id, "first_ms": arrived.first_ms, "last_ms": arrived.last_ms}
+            {
+                **row,
+                "run_id": run_id,
+                "first_ms": arrived.first_ms,
+                "last_ms": arrived.last_ms,
+                "arrivals": arrived.arrivals,
+            }
             for run_id, steps in in_questions(keys)
             for row in self._ask(queries.STEPS, {"run": run_id, "steps": steps})
             for arrived in (self._seen[run_id, int(row["step"])],)
@@ -175,13 +196,24 @@ class StepFinder:
         return closed_steps(rows, now_ms=now_ms, timeout_ms=self._timeout_ms)
 
 
-def in_batches(closed: Sequence[ClosedStep], size: int) -> list[list[ClosedStep]]:
-    """Closed steps in their order, cut where the run changes and after `size`."""
-    batches = []
-    for _, of_run in groupby(closed, key=lambda step: step.run_id):
-        together = list(of_run)
-        batches += [together[start : start + size] for start in range(0, len(together), size)]
-    return batches
+def in_batches(closed: Sequence[ClosedStep], *, steps: int, records: int) -> list[list[ClosedStep]]:
+    """Closed steps of one run each, in their order; a run's batches stand together.
+
+    Args:
+        closed: of any runs.
+        steps: in one batch at most.
+        records: rank steps in one batch at most, but for a step that has more by itself.
+    """
+    by_run: dict[str, list[list[ClosedStep]]] = {}
+    left: dict[str, int] = {}
+    for step in closed:
+        batches = by_run.setdefault(step.run_id, [])
+        if not batches or len(batches[-1]) == steps or left[step.run_id] < step.num_records:
+            batches.append([])
+            left[step.run_id] = records
+        batches[-1].append(step)
+        left[step.run_id] -= step.num_records
+    return [batch for batches in by_run.values() for batch in batches]
 
 
 def _key(row: Mapping[str, Any]) -> StepKey:

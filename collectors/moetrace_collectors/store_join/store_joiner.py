@@ -23,7 +23,7 @@ from moetrace_collectors.sinks.base import StepResult
 from moetrace_collectors.sinks.clickhouse_columns import TableColumns, expert_loads
 from moetrace_collectors.sinks.clickhouse_rows import TableRows, event_rows, verdict_rows
 from moetrace_collectors.store import first_line
-from moetrace_collectors.store_clock import NOW
+from moetrace_collectors.store_clock import HOUR_MS, NOW
 from moetrace_collectors.store_errors import is_retryable, store_answers
 from moetrace_collectors.store_join import queries
 from moetrace_collectors.store_join.closed_steps import ClosedStep, joined_step
@@ -35,6 +35,7 @@ from moetrace_collectors.store_join.executions import (
 from moetrace_collectors.store_join.folding import folded, late_counts
 from moetrace_collectors.store_join.join_ledger import JoinLedger
 from moetrace_collectors.store_join.lease import Turns
+from moetrace_collectors.store_join.minutes_again import not_rolled_up
 from moetrace_collectors.store_join.rank_rows import StoredRows, rank_steps_of_rows
 from moetrace_collectors.store_join.step_finder import (
     StepFinder,
@@ -46,7 +47,18 @@ from moetrace_collectors.verdict.engine import VerdictEngine
 from moetrace_collectors.verdict.no_verdict import EXECUTED_AGAIN, TWO_JOBS, no_verdict
 
 STEPS_AT_ONCE = 16
-"""Steps read and written together; bounds memory."""
+RECORDS_AT_ONCE = 512
+"""Steps, and rank steps of them, read and written together; bounds memory: a rank step of 60 layers takes
+some 100 KB as it is read."""
+COUNTS = {"experts": queries.EXPERTS, "unfolded": queries.UNFOLDED}
+PARTS = {
+    **COUNTS,
+    "phases": queries.PHASES,
+    "traffic": queries.TRAFFIC,
+    "violations": queries.VIOLATIONS,
+    "waits": queries.WAITS,
+}
+"""Parts of a rank step, as StoredRows names them, and the query of each."""
 LONGEST_WAIT_S = 30.0
 """Between two turns while the store is away."""
 
@@ -92,7 +104,8 @@ class StoreJoiner:
             on_written: told of steps that were judged now, once their rows are in the store.
             on_grown: told (run, unix ns) of minutes, by a start in each, to which rows may have come behind
                 verdicts.
-            on_lost: told (table, rows, reason) of rows that the store refuses for good.
+            on_lost: told (table, rows, reason) of rows that the store refuses for good, and of rank
+                steps that do not read.
             on_reused: told of a run id that is used again, once.
             book: gets the series of the ledger; None for nobody.
         """
@@ -124,6 +137,7 @@ class StoreJoiner:
         self._unwritten_rows: list[TableColumns | TableRows] = []
         self._engine = VerdictEngine()
         self._remembers = False
+        self._has_told_waiting = False
         self._go_on: Callable[[], bool] = lambda: True
         self._num_written = 0
         """In this turn."""
@@ -147,19 +161,24 @@ class StoreJoiner:
 
     def _turn(self) -> None:
         self._write()
-        now_ms = int(self._client.query(NOW).result_rows[0][0])
+        now_ms = self._now_ms()
         found = self._finder.look(now_ms, remember=not self._remembers)
         self._notice(found.again, now_ms)
         again = {(one.run_id, one.step) for one in found.again}
         if not self._remembers:
             self._remember([step for step in found.judged if (step.run_id, step.step) not in again])
-        for batch in in_batches(found.closed, STEPS_AT_ONCE):
+        for batch in _batches(found.closed):
             self._check()
             self._judge_and_keep(batch, again)
             self._write()
         # Last: at a start these are all steps that were judged before.
         self._catch_up(found.grown)
+        if not self._has_told_waiting:
+            self._tell_waiting(now_ms)
         self._finder.turned()
+
+    def _now_ms(self) -> int:
+        return int(self._client.query(NOW).result_rows[0][0])
 
     def _check(self) -> None:
         """Leave the turn where it is, if it must not go on: as if the store did not answer."""
@@ -186,35 +205,46 @@ class StoreJoiner:
     def _remember(self, judged: Sequence[ClosedStep]) -> None:
         # A try that failed in the middle has left half a memory.
         self._engine = VerdictEngine()
-        for batch in in_batches(judged, STEPS_AT_ONCE):
+        for batch in _batches(judged):
             for _, joined in self._joined(batch)[0]:
                 if not self._is_shared(joined):
-                    self._engine.judge(joined)
+                    self._judged(joined)
         self._remembers = True
 
     def _catch_up(self, grown: Sequence[StepKey]) -> None:
         """Steps keep their verdict; counts that came since must not stay where no reader looks."""
         for run_id, steps in in_questions(grown):
-            untold = self._steps(queries.HAS_UNFOLDED, run_id, steps)
-            for start in range(0, len(untold), STEPS_AT_ONCE):
-                self._tell_counts(run_id, untold[start : start + STEPS_AT_ONCE])
+            self._tell_counts(run_id, self._steps(queries.HAS_UNFOLDED, run_id, steps))
             starts = self._rows(queries.STARTS, {"run": run_id, "steps": steps})
             self._on_grown((run_id, int(row["start_unix_ns"])) for row in starts)
             self._finder.done((run_id, step) for step in steps)
 
+    def _tell_waiting(self, now_ms: int) -> None:
+        """Counts of steps before the first look: they came while nobody joined, and would expire there."""
+        if self._settings.look_back_hours:
+            asked = {
+                "before_ms": now_ms - int(self._settings.look_back_hours * HOUR_MS),
+                "run": self._settings.run_id,
+            }
+            waiting = [(str(row["run_id"]), int(row["step"])) for row in self._rows(queries.WAITING, asked)]
+            for run_id, steps in in_questions(waiting):
+                self._tell_counts(run_id, steps)
+        self._has_told_waiting = True
+
     def _tell_counts(self, run_id: str, steps: list[int]) -> None:
-        steps = self._steps(queries.UNTOLD, run_id, steps)
-        if not steps:
-            return
-        named = {"run": run_id, "steps": steps}
-        stored = StoredRows(
-            records=self._rows(queries.RANK_STEPS, named),
-            experts=self._rows(queries.EXPERTS, named),
-            unfolded=self._rows(queries.UNFOLDED, named),
-        )
-        of_run = [one for ones in rank_steps_of_rows(stored).values() for one in ones]
-        self._unwritten_rows += _late_counts(of_run, self._maps(of_run))
-        self._write()
+        """Write counts that `expert_loads` has not, and have their minutes rolled up again."""
+        untold = self._steps(queries.UNTOLD, run_id, steps) if steps else []
+        for start in range(0, len(untold), STEPS_AT_ONCE):
+            by_step = self._of_steps(run_id, untold[start : start + STEPS_AT_ONCE], COUNTS)
+            of_run = [one for ones in by_step.values() for one in ones]
+            late = _late(of_run, self._maps(of_run))
+            if not late:
+                continue
+            self._unwritten_rows.append(expert_loads(late))
+            self._write()
+            self._unwritten_rows.append(not_rolled_up(late, now_ms=self._now_ms()))
+            self._write()
+            self._on_grown((run_id, one.start_unix_ns) for one in late)
 
     def _steps(self, sql: str, run_id: str, steps: list[int]) -> list[int]:
         rows = self._rows(sql, {"run": run_id, "steps": steps})
@@ -245,29 +275,25 @@ class StoreJoiner:
         return self._watch.is_shared(joined.run_id, joined.rank_steps[0].start_unix_ns)
 
     def _judged(self, joined: JoinedStep) -> StepResult:
-        return StepResult(
-            joined=joined,
-            verdict=self._engine.judge(joined),
-            loads=layer_loads(joined),
-            violations=group_violations(joined),
-        )
+        try:
+            return StepResult(
+                joined=joined,
+                verdict=self._engine.judge(joined),
+                loads=layer_loads(joined),
+                violations=group_violations(joined),
+            )
+        except Exception as error:
+            # As in a collector: a fault of ours in one step must not hold up those behind it.
+            logger.exception("no verdict for run %s, step %d", joined.run_id, joined.step)
+            reason = f"The verdict stage failed with {type(error).__name__}; see the log of moetrace join."
+            return StepResult(joined=joined, verdict=no_verdict(joined, reason), loads=())
 
     def _joined(
         self, batch: Sequence[ClosedStep]
     ) -> tuple[list[tuple[ClosedStep, JoinedStep]], list[TableColumns]]:
         """Read steps of one run, in their order; also counts that `expert_loads` has not yet."""
-        named = {"run": batch[0].run_id, "steps": [step.step for step in batch]}
-        by_step = rank_steps_of_rows(
-            StoredRows(
-                records=self._rows(queries.RANK_STEPS, named),
-                phases=self._rows(queries.PHASES, named),
-                experts=self._rows(queries.EXPERTS, named),
-                unfolded=self._rows(queries.UNFOLDED, named),
-                traffic=self._rows(queries.TRAFFIC, named),
-                violations=self._rows(queries.VIOLATIONS, named),
-                waits=self._rows(queries.WAITS, named),
-            )
-        )
+        run_id = batch[0].run_id
+        by_step = self._of_steps(run_id, [step.step for step in batch], PARTS)
         of_run = [one for ones in by_step.values() for one in ones]
         maps = self._maps(of_run)
         # Rows of a step may expire after it was counted, or this replica has them not yet.
@@ -276,7 +302,28 @@ class StoreJoiner:
             for closed in batch
             if closed.step in by_step
         ]
-        return steps, _late_counts(of_run, maps)
+        late = _late(of_run, maps)
+        return steps, [expert_loads(late)] if late else []
+
+    def _of_steps(self, run_id: str, steps: list[int], parts: Mapping[str, str]) -> dict[int, list[RankStep]]:
+        """Rank steps by step number, with some of their parts; without steps of which none can be made."""
+        named = {"run": run_id, "steps": steps}
+        records = self._rows(queries.RANK_STEPS, named)
+        stored = StoredRows(records=records, **{part: self._rows(sql, named) for part, sql in parts.items()})
+        try:
+            return rank_steps_of_rows(stored)
+        except MemoryError as error:
+            raise UsageError(f"no memory to read {len(records)} rank steps of run {run_id}") from error
+        except Exception as error:
+            if len(steps) > 1:
+                alone = [self._of_steps(run_id, [step], parts) for step in steps]
+                return {step: ones for found in alone for step, ones in found.items()}
+            # Rows that no collector of this version writes: they must not hold up the steps behind them.
+            logger.exception("run %s, step %d does not read", run_id, steps[0])
+            reason = f"run {run_id}, step {steps[0]}: {type(error).__name__}: {first_line(error)}"
+            self._on_lost("rank_steps", len(records), reason)
+            self._finder.done([(run_id, steps[0])])
+            return {}
 
     def _maps(self, of_run: Sequence[RankStep]) -> dict[int, EpochMap | None]:
         versions = {one.placement_version for one in of_run if one.unfolded}
@@ -323,9 +370,13 @@ class StoreJoiner:
         return list(self._client.query(sql, parameters=bound).named_results())
 
 
-def _late_counts(rank_steps: Sequence[RankStep], maps: Mapping[int, EpochMap | None]) -> list[TableColumns]:
-    late = [counts for one in rank_steps if (counts := late_counts(one, maps)) is not None]
-    return [expert_loads(late)] if late else []
+def _batches(closed: Sequence[ClosedStep]) -> list[list[ClosedStep]]:
+    return in_batches(closed, steps=STEPS_AT_ONCE, records=RECORDS_AT_ONCE)
+
+
+def _late(rank_steps: Sequence[RankStep], maps: Mapping[int, EpochMap | None]) -> list[RankStep]:
+    """Those with counts that `expert_loads` has not, with only these."""
+    return [counts for one in rank_steps if (counts := late_counts(one, maps)) is not None]
 
 
 def _event(notice: ReuseNotice, now_ms: int) -> CollectorEvent:

@@ -41,10 +41,11 @@ GROUP BY run_id
 """
 
 NEWS = """
-SELECT max(step) AS last_step, uniqExactIf(step, step > {since:Int64}) AS num_new
+SELECT max(step) AS last_step, uniqExactIf(step, step > {since:Int64}) AS num_new, count() AS num_rows
 FROM {database:Identifier}.step_verdicts
 WHERE run_id = {run:String}
 """
+"""Rows and not steps, which would cost FINAL: that there are more is enough, and repeats only look again."""
 
 _FILTER = """
     AND ({evidence:String} = '' OR evidence = {evidence:String})

@@ -11,6 +11,7 @@ from moetrace_collectors.views import browse_queries as queries
 from moetrace_collectors.views import store_queries
 from moetrace_collectors.views.browse_records import (
     LoadSums,
+    News,
     RankBudget,
     RunCosts,
     RunEntry,
@@ -55,10 +56,14 @@ def read_runs(store: Store, run_id: str = "") -> tuple[RunEntry, ...]:
     return tuple(_run_entry(row, models.get(str(row["run_id"]))) for row in listed)
 
 
-def read_news(store: Store, run_id: str, since: int) -> tuple[int, int]:
-    """The newest step of a run (-1: none), and how many there are beyond step `since`."""
+def read_news(store: Store, run_id: str, since: int) -> News:
+    """What came to a run since step `since`."""
     row = store.rows(queries.NEWS, {"run": run_id, "since": since})[0]
-    return int(row["last_step"]) if int(row["num_new"]) or since >= 0 else -1, int(row["num_new"])
+    return News(
+        last_step=int(row["last_step"]) if int(row["num_new"]) or since >= 0 else -1,
+        num_new=int(row["num_new"]),
+        num_rows=int(row["num_rows"]),
+    )
 
 
 def read_costs(store: Store, run_id: str, *, limit: int) -> RunCosts:

@@ -40,6 +40,18 @@ class RunEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What came to a run."""
+
+    last_step: int
+    """Its newest step; -1: none."""
+    num_new: int
+    """Steps beyond the one that was asked about."""
+    num_rows: int
+    """Rows of verdicts, repeats included: they grow also when a step comes behind newer ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunCosts:
     """The newest steps of a run, and where they were extended."""
 

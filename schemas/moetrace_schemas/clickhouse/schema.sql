@@ -321,7 +321,7 @@ CREATE TABLE moetrace.rank_step_arrivals
     `rank` UInt32 COMMENT 'Global rank' CODEC(ZSTD(1)),
     `microbatch` UInt16 COMMENT 'Microbatch' CODEC(ZSTD(1)),
     `start_time` DateTime64(9) COMMENT 'Start by the rank\'s own clock; a second one for the same rank and step: it was executed again' CODEC(Delta(8), ZSTD(1)),
-    `stored_at` SimpleAggregateFunction(min, DateTime64(3)) COMMENT 'When its row was first stored (UTC, by the clock of the store)' CODEC(Delta(8), ZSTD(1)),
+    `stored_at` SimpleAggregateFunction(min, DateTime64(3)) DEFAULT now64(3) COMMENT 'When its row was first stored (UTC, by the clock of the store)' CODEC(Delta(8), ZSTD(1)),
     INDEX stored_at_range stored_at TYPE minmax GRANULARITY 1
 )
 ENGINE = AggregatingMergeTree
@@ -329,27 +329,7 @@ PARTITION BY toDate(stored_at)
 ORDER BY (run_id, step, rank, microbatch, start_time)
 TTL toDateTime(stored_at) + toIntervalDay(7)
 SETTINGS index_granularity = 8192
-COMMENT 'When rank steps were stored, filled from rank_steps: where moetrace join finds steps, however long their rows waited before. A row per execution of a step on a rank, also where a later one has replaced it in rank_steps';
-
-CREATE MATERIALIZED VIEW moetrace.rank_step_arrivals_mv TO moetrace.rank_step_arrivals
-(
-    `run_id` LowCardinality(String),
-    `step` UInt64,
-    `rank` UInt32,
-    `microbatch` UInt16,
-    `start_time` DateTime64(9),
-    `stored_at` DateTime64(3)
-)
-COMMENT 'Fills rank_step_arrivals from rank_steps'
-AS SELECT
-    run_id,
-    step,
-    rank,
-    microbatch,
-    start_time,
-    now64(3) AS stored_at
-FROM moetrace.rank_steps
-WHERE late = 0;
+COMMENT 'When rank steps were stored, written behind them by collectors with --join=store: where moetrace join finds steps, however long their rows waited before. A row per execution of a step on a rank, also where a later one has replaced it in rank_steps';
 
 CREATE TABLE moetrace.rank_steps
 (

@@ -9,10 +9,13 @@ import pytest
 
 from moetrace_collectors.events import CollectorEvent, EventKind
 from moetrace_collectors.joiner import size_bytes
-from moetrace_collectors.model import RankStep
+from moetrace_collectors.model import JoinedStep, RankStep
+from moetrace_collectors.sinks import background
 from moetrace_collectors.sinks.background import MAX_EVENTS, BackgroundSink
 from moetrace_collectors.sinks.base import StepResult, Writer
 from moetrace_collectors.testing import SyntheticRun
+from moetrace_collectors.verdict.no_verdict import no_verdict
+from moetrace_schemas.enums import ClosedBy
 
 RUN = SyntheticRun(run_id="r", world_size=2, num_layers=1)
 BATCH_BYTES = 10_000
@@ -31,10 +34,19 @@ class Store:
         self.may_write = threading.Semaphore(0)
         self.began = threading.Semaphore(0)
         self.works = True
+        self.fails = False
 
     def take_step(self, result: StepResult) -> None:
+        """It is given in two parts."""
+        raise AssertionError("no whole steps here")
+
+    def take_joined(self, rank_step: RankStep) -> None:
         """Keep."""
-        raise AssertionError("no steps here")
+        self._given.append(f"joined {rank_step.step}")
+
+    def take_verdict(self, result: StepResult) -> None:
+        """Keep."""
+        self._given.append(f"verdict {result.joined.step}")
 
     def take_unjoined(self, rank_step: RankStep) -> None:
         """Keep."""
@@ -52,6 +64,8 @@ class Store:
         """Write, once the test says so."""
         self.began.release()
         assert self.may_write.acquire(timeout=DEADLINE_S)
+        if self.fails:
+            raise ZeroDivisionError
         self.batches.append(self._given)
         self._given = []
 
@@ -110,6 +124,28 @@ def event(detail: str) -> CollectorEvent:
     )
 
 
+def result(step: int) -> StepResult:
+    """A judged step of two ranks."""
+    joined = JoinedStep(
+        run_id="r",
+        step=step,
+        world_size=2,
+        rank_steps=RUN.step(step),
+        missing_ranks=(),
+        closed_by=ClosedBy.COMPLETE,
+    )
+    return StepResult(joined=joined, verdict=no_verdict(joined, ""), loads=())
+
+
+def await_batches(store: Store, number: int) -> None:
+    """Return once a store has written so many."""
+    for _ in range(int(DEADLINE_S * 100)):
+        if len(store.batches) >= number:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(f"{len(store.batches)} of {number} were written")
+
+
 def await_written(sink: BackgroundSink, number: int) -> None:
     """Return once so many records are written."""
     for _ in range(int(DEADLINE_S * 100)):
@@ -120,7 +156,7 @@ def await_written(sink: BackgroundSink, number: int) -> None:
 
 
 def test_records_arrive_in_the_order_they_were_given(sink: BackgroundSink, store: Store) -> None:
-    """Across kinds and batches; nothing is written before the thread has the batch."""
+    """Of each batch the rows first, then what was found out; nothing is written before the thread has it."""
     sink.take_unjoined(rank_step(1))
     sink.take_event(event("first"))
     assert (sink.num_taken, sink.num_written) == (2, 0)
@@ -128,13 +164,15 @@ def test_records_arrive_in_the_order_they_were_given(sink: BackgroundSink, store
     assert store.began.acquire(timeout=DEADLINE_S)
     sink.take_late(rank_step(2))
     sink.take_event(event("second"))
-    store.may_write.release()
+    for _ in range(2):
+        store.may_write.release()
     await_written(sink, 2)
     assert sink.num_taken == 4
     sink.flush()
-    store.may_write.release()
+    for _ in range(2):
+        store.may_write.release()
     await_written(sink, 4)
-    assert store.batches == [["unjoined 1", "first"], ["late 2", "second"]]
+    assert store.batches == [["unjoined 1"], ["first"], ["late 2"], ["second"]]
 
 
 def test_only_a_full_batch_is_due_while_another_is_written(
@@ -162,9 +200,10 @@ def test_only_a_full_batch_is_due_while_another_is_written(
     store.may_write.release()
     waiter.join(DEADLINE_S)
     assert not waiter.is_alive()
-    store.may_write.release()
+    for _ in range(2):
+        store.may_write.release()
     await_written(sink, sink.num_taken)
-    assert [len(batch) for batch in store.batches] == [1, 1 + number]
+    assert [len(batch) for batch in store.batches] == [1, number, 1]
 
 
 def test_many_events_make_a_batch(store: Store, clock: Clock) -> None:
@@ -241,9 +280,9 @@ class Two:
         sink.flush()
         return next(store for store in self.stores if store is sink).works
 
-    def batch(self, detail: str) -> Store:
-        """Hand a batch of one record over; the store that began to write it."""
-        self.sink.take_event(event(detail))
+    def batch(self, step: int) -> Store:
+        """Hand a batch of one step over; the store that began to write it."""
+        self.sink.take_step(result(step))
         self.sink.flush()
         return self._beginning()
 
@@ -270,36 +309,37 @@ def two(clock: Clock) -> Iterator[Two]:
 
 def test_two_batches_are_written_at_once(two: Two) -> None:
     """One store alone would leave half of two cores idle."""
-    first, second = two.batch("first"), two.batch("second")
+    first, second = two.batch(1), two.batch(2)
     assert first is not second
     for store in (first, second):
-        store.may_write.release()
+        for _ in range(2):
+            store.may_write.release()
     await_written(two.sink, 2)
-    assert (first.batches, second.batches) == ([["first"]], [["second"]])
+    assert (len(first.batches), len(second.batches)) == (2, 2)
 
 
-def test_what_ends_before_an_earlier_batch_is_not_yet_written(two: Two) -> None:
-    """The log lets go of everything before a mark: a hole in front of it would be lost."""
-    first, second = two.batch("first"), two.batch("second")
+def test_verdicts_wait_for_the_batches_before(two: Two) -> None:
+    """A reader who has seen step 2 does not look for step 1 again; the log keeps both until both are in."""
+    first, second = two.batch(1), two.batch(2)
     second.may_write.release()
-    for _ in range(int(DEADLINE_S * 100)):
-        if second.batches:
-            break
-        threading.Event().wait(0.01)
-    two.sink.take_event(event("third"))
+    await_batches(second, 1)
+    second.may_write.release()
+    assert not second.began.acquire(timeout=0.2), "verdict 2 before rows and verdict of step 1"
     assert two.sink.num_written == 0
     first.may_write.release()
+    assert first.began.acquire(timeout=DEADLINE_S)
+    assert not second.began.acquire(timeout=0.2), "verdict 2 before verdict 1"
+    first.may_write.release()
     await_written(two.sink, 2)
-    two.sink.flush()
-    for store in two.stores:
-        store.may_write.release()
-    await_written(two.sink, 3)
-    assert sorted(map(tuple, (*first.batches, *second.batches))) == [("first",), ("second",), ("third",)]
+    ranks = [f"joined {step}" for step in (1, 1, 2, 2)]
+    assert (first.batches, second.batches) == ([ranks[:2], ["verdict 1"]], [ranks[2:], ["verdict 2"]])
 
 
 def test_one_thread_that_gives_up_ends_all_and_nothing_is_forgotten(two: Two) -> None:
     """What the other wrote behind it does not count; what nobody began is given up with the rest."""
-    first, second = two.batch("first"), two.batch("second")
+    first, second = two.batch(1), two.batch(2)
+    second.may_write.release()
+    await_batches(second, 1)
     first.works = False
     first.may_write.release()
     two.sink.take_event(event("third"))
@@ -307,5 +347,19 @@ def test_one_thread_that_gives_up_ends_all_and_nothing_is_forgotten(two: Two) ->
     assert not two.sink.finish()
     assert two.sink.num_written == 0
     assert not two.sink.is_alive()
+    assert second.batches[1:] == [["verdict 2"]], "it no longer waits"
     two.sink.abandon()
-    assert [*first.abandoned, *second.abandoned] == ["third"]
+    assert [*first.abandoned, *second.abandoned] == ["verdict 1", "third"]
+
+
+def test_a_thread_that_ended_is_not_waited_for(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its batch will never be written; the log has it."""
+    monkeypatch.setattr(background, "CHECK_S", 0.01)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    first, second = two.batch(1), two.batch(2)
+    first.fails = True
+    first.may_write.release()
+    for _ in range(2):
+        second.may_write.release()
+    await_batches(second, 2)
+    assert two.sink.num_written == 0

@@ -15,26 +15,40 @@ DEADLOCK_S = 60.0
 
 @dataclass
 class FakeStore:
-    """Signs of life by the clock that everyone shares."""
+    """Signs of life, of each name the one with the latest time, by the clock of the store."""
 
     now_s: float = 0.0
-    beats: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """(when, begun us) by holder, the last one."""
+    """Of the processes; the store's is this and `set_s`."""
+    set_s: float = 1_000_000.0
+    beats: dict[str, tuple[float, int, int]] = field(default_factory=dict)
+    """(when, begun us, has left) by holder."""
     has_beaten: threading.Condition = field(default_factory=threading.Condition)
 
     def command(self, query: str, *, parameters: dict[str, Any]) -> None:
         """A sign of life."""
         assert query == BEAT
         with self.has_beaten:
-            begun_us = parameters["begun_us"] or int(self.now_s * 1e6) + 1
-            self.beats[parameters["holder"]] = (self.now_s, begun_us)
+            at_s, name = self.now_s + self.set_s, parameters["holder"]
+            # Nobody begins at the very same moment.
+            begun_us = parameters["begun_us"] or int(at_s * 1e6) + len(self.beats)
+            self.beats[name] = max(
+                (at_s, begun_us, parameters["left"]),
+                self.beats.get(name, (0.0, 0, 0)),
+                key=lambda one: one[0],
+            )
             self.has_beaten.notify_all()
 
     def query(self, query: str, *, parameters: dict[str, Any]) -> Answer:
         """Who lives."""
         assert query == HOLDERS
-        living = [(begun, name) for name, (at, begun) in self.beats.items() if at >= self.now_s - LEASE_S]
-        return Answer([{"holder": name, "begun_us": begun} for begun, name in sorted(living)])
+        store_s = self.now_s + self.set_s
+        living = [
+            (begun, name)
+            for name, (at, begun, has_left) in self.beats.items()
+            if abs(at - store_s) <= LEASE_S and not has_left
+        ]
+        rows = [{"holder": name, "begun_us": begun} for begun, name in [(0, ""), *sorted(living)]]
+        return Answer([{**row, "now_us": int(store_s * 1e6)} for row in rows])
 
     def lease(self, *, silent: bool = False) -> JoinLease:
         """Of a further process, whose thread looks at the clock all the time, or not at all."""
@@ -63,7 +77,8 @@ class LongTurn:
             self.store.now_s += 10.0
             with self.store.has_beaten:
                 assert self.store.has_beaten.wait_for(
-                    lambda: self.store.beats[self.name][0] == self.store.now_s, timeout=DEADLOCK_S
+                    lambda: self.store.beats[self.name][0] == self.store.now_s + self.store.set_s,
+                    timeout=DEADLOCK_S,
                 ), "no sign of life"
             self.other_held.append(self.other.holds())
         self.kept.append(go_on())
@@ -121,3 +136,54 @@ def test_a_joiner_that_lost_its_lease_does_not_go_on() -> None:
     stand_in = StandIn(lease, begin, on_standing_by=lambda is_shown: None)
     assert [stand_in.turn(), stand_in.turn()] == [0, 0]
     assert len(begun) == 2
+
+
+@dataclass
+class Stopped:
+    """A joiner whose process is stopped after its turn; what it does then."""
+
+    turns: int = 0
+
+    def turn(self, *, go_on: Callable[[], bool] = lambda: True) -> int:
+        """Work."""
+        assert go_on()
+        self.turns += 1
+        return self.turns
+
+
+def test_a_joiner_that_was_stopped_for_long_does_not_go_on() -> None:
+    """Another one may have begun, judged what this one had not written, and ended, all unseen."""
+    store = FakeStore()
+    lease, other = store.lease(silent=True), store.lease(silent=True)
+    stand_in = StandIn(lease, Stopped, on_standing_by=lambda is_shown: None)
+    assert [stand_in.turn(), stand_in.turn()] == [1, 2]
+    store.now_s += LEASE_S + 1.0
+    assert other.holds()
+    other.leave()
+    store.now_s += LEASE_S + 1.0
+    assert [stand_in.turn(), stand_in.turn()] == [1, 2]
+
+
+def test_one_is_at_work_when_the_clock_of_the_store_is_put_back() -> None:
+    """Signs of life from the future neither count nor hide those of now, whoever notices first."""
+    store = FakeStore()
+    first, second = store.lease(), store.lease()
+    assert (first.holds(), second.holds()) == (True, False)
+    store.set_s -= 3_600.0
+    store.now_s += 1.0
+    held = []
+    for _ in range(200):
+        store.now_s += 1.0
+        held.append((second.holds(), first.holds()))
+    assert held[0] in {(True, False), (False, True)}
+    assert set(held) == {held[0]}, "one and always the same"
+
+
+def test_who_has_died_before_the_clock_was_put_back_is_not_waited_for() -> None:
+    """Else nobody would join for as long as it was put back."""
+    store = FakeStore()
+    dead = store.lease()
+    assert dead.holds()
+    store.set_s -= 3_600.0
+    store.now_s += 1.0
+    assert store.lease().holds()

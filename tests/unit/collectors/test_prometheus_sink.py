@@ -160,6 +160,16 @@ def test_a_step_becomes_seconds_by_phase_rank_and_cause() -> None:
     }
 
 
+def test_a_metric_is_shown_once_whoever_fills_it() -> None:
+    """A moetrace join that gets its lease back begins anew, with the series that it had."""
+    book = SeriesBook()
+    for _ in range(2):
+        book.counter(metrics.PLACEMENT_ROWS_TOTAL).add(labels=("r", "applied"))
+    assert book.gauge(metrics.PLACEMENT_REPLICAS) is book.gauge(metrics.PLACEMENT_REPLICAS)
+    [family] = [one for one in book.collect() if one.name == metrics.PLACEMENT_ROWS_TOTAL.name[:-6]]
+    assert [sample.value for sample in family.samples] == [2.0]
+
+
 def test_warm_up_steps_are_left_out() -> None:
     """A step marked as warm-up moves no series of its run."""
     book = SeriesBook()

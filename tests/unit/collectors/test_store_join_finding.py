@@ -30,6 +30,8 @@ class FakeStore:
     judged: set[int] = field(default_factory=set)
     expired: set[int] = field(default_factory=set)
     """Steps whose arrivals are there, and whose rows are not."""
+    hidden: set[int] = field(default_factory=set)
+    """Steps whose arrivals the replica that is asked does not show."""
     named: list[tuple[str, list[int]]] = field(default_factory=list)
     """(query, steps) of each question that names steps."""
     windows_ms: list[int] = field(default_factory=list)
@@ -43,7 +45,7 @@ class FakeStore:
             self.windows_ms.append(since_ms)
             times: dict[int, list[int]] = {}
             for step, _, stored_ms in self.stored:
-                if stored_ms >= since_ms:
+                if stored_ms >= since_ms and step not in self.hidden:
                     times.setdefault(step, []).append(stored_ms)
             ranks = {(step, rank) for step, rank, stored_ms in self.stored if stored_ms >= since_ms}
             arrivals = {step: sum(one == step for one, _ in ranks) for step in times}
@@ -156,6 +158,47 @@ def test_a_step_whose_rows_have_gone_is_not_waited_for_for_ever() -> None:
     store.named.clear()
     look(store, finding, start_ms + 20 * 60_000)
     assert store.named == []
+
+
+def test_a_step_is_not_judged_again_where_a_replica_lags() -> None:
+    """One replica does not show its rows for a moment, and the next one not its verdict."""
+    start_ms = 100 * HOUR_MS
+    store = FakeStore(stored=[(1, rank, start_ms) for rank in range(2)])
+    finding = finder(store)
+    assert [step.step for step in look(store, finding, start_ms + 100).closed] == [1]
+    store.hidden = {1}
+    assert look(store, finding, start_ms + 200).closed == ()
+    store.hidden, store.judged = set(), set()
+    assert look(store, finding, start_ms + 300).closed == ()
+    for hours in (1, 2):
+        look(store, finding, start_ms + hours * HOUR_MS)
+    assert finding.num_remembered == 0, "what has left the window is forgotten"
+
+
+def test_a_step_that_closed_is_found_until_it_is_judged() -> None:
+    """It has left the window, and the turn in which it closed came to nothing."""
+    start_ms = 100 * HOUR_MS
+    store = FakeStore(stored=[(1, 0, start_ms)])
+    finding = StepFinder(store.ask, timeout_ms=4 * HOUR_MS, look_back_hours=1.0, run_id="")
+    assert look(store, finding, start_ms).closed == ()
+    for _ in range(2):
+        found = finding.look(start_ms + 5 * HOUR_MS, remember=False)
+        assert [step.step for step in found.closed] == [1]
+    assert [step.step for step in look(store, finding, start_ms + 5 * HOUR_MS).closed] == [1]
+    assert look(store, finding, start_ms + 5 * HOUR_MS).closed == ()
+
+
+def test_a_clock_that_is_put_back_does_not_hold_up_a_step() -> None:
+    """It is waited for from the new time on, and rows by the new time are found from the next look on."""
+    start_ms = 100 * HOUR_MS
+    store = FakeStore(stored=[(1, 0, start_ms)])
+    finding = finder(store)
+    assert look(store, finding, start_ms).closed == ()
+    back_ms = start_ms - 3 * HOUR_MS
+    store.stored += [(2, rank, back_ms) for rank in range(2)]
+    assert look(store, finding, back_ms).closed == ()
+    found = look(store, finding, back_ms + TIMEOUT_MS)
+    assert sorted(step.step for step in found.closed) == [1, 2]
 
 
 def test_counts_that_were_written_before_the_verdict_are_counted_once() -> None:

@@ -10,6 +10,7 @@ import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError, OperationalError
 
 from moetrace_collectors.errors import UsageError
+from moetrace_collectors.model import JoinedStep, StepVerdict
 from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks import placement_ledger
 from moetrace_collectors.sinks.base import StepResult
@@ -38,6 +39,7 @@ RECORD = {
     "anchor_error_ns": -1, "tracer_ns": -1, "expected_sites": 0, "seen_sites": 0,
     "start_unix_ns": 10**18, "duration_ns": 5,
 }  # fmt: skip
+STRANGE = {"forward_mode": "a mode of a later version"}
 
 
 @dataclass
@@ -46,6 +48,8 @@ class FakeStore:
 
     now_ms: int = 100 * HOUR_MS
     steps: Sequence[int] = (7,)
+    strange: frozenset[int] = frozenset()
+    """Steps with a row that no collector writes."""
     expired: frozenset[int] = frozenset()
     """Steps whose rows have gone since they were counted."""
     judged: set[int] = field(default_factory=set)
@@ -74,7 +78,7 @@ class FakeStore:
             self.since_ms.append(parameters["since_ms"])
             arrived = {"run_id": "r", "arrivals": 1, "first_ms": 1, "last_ms": 1}
             return Answer([{**arrived, "step": number} for number in self.steps])
-        if query == queries.WRITTEN:
+        if query in (queries.WRITTEN, queries.WAITING):
             return Answer([])
         asked = parameters["steps"]
         if query == queries.STEPS:
@@ -87,7 +91,8 @@ class FakeStore:
         if self.unreadable:
             raise self.unreadable.pop(0)
         self.read += asked
-        return Answer([{**RECORD, "step": number} for number in asked if number not in self.expired])
+        there = [number for number in asked if number not in self.expired]
+        return Answer([{**RECORD, "step": one, **(STRANGE if one in self.strange else {})} for one in there])
 
     def insert(self, table: str, data: Any, **options: Any) -> None:
         """Take rows, or fail."""
@@ -183,6 +188,40 @@ def test_a_step_whose_rows_have_gone_is_passed_over() -> None:
     assert judged == [6, 8]
 
 
+def test_a_step_that_does_not_read_holds_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """It is told as lost, once, and passed over; the others of its batch are judged."""
+    store, judged, lost = FakeStore(steps=(6, 7, 8), strange=frozenset({7})), [], []
+    joining = StoreJoiner(
+        store,
+        JoinSettings(database="d"),
+        on_written=lambda results: judged.extend(result.joined.step for result in results),
+        on_lost=lambda *what: lost.append(what),
+    )
+    assert (joining.turn(), joining.turn()) == (2, 0)
+    assert judged == [6, 8]
+    [(table, number, reason)] = lost
+    assert (table, number) == ("rank_steps", 1)
+    assert reason.startswith("run r, step 7: ValueError: 'a mode of a later version'")
+
+
+def test_a_step_that_cannot_be_judged_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its verdict says that there is none, and why."""
+    results: list[StepResult] = []
+    judge = VerdictEngine.judge
+
+    def fails(engine: VerdictEngine, joined: JoinedStep) -> StepVerdict:
+        if joined.step == 7:
+            raise ZeroDivisionError
+        return judge(engine, joined)
+
+    monkeypatch.setattr(VerdictEngine, "judge", fails)
+    joining = StoreJoiner(FakeStore(steps=(6, 7, 8)), JoinSettings(database="d"), on_written=results.extend)
+    assert joining.turn() == 3
+    reasons = {result.joined.step: result.verdict.reason for result in results}
+    assert reasons[7] == "The verdict stage failed with ZeroDivisionError; see the log of moetrace join."
+    assert "failed" not in reasons[6] + reasons[8]
+
+
 def test_a_broken_connection_is_a_failed_turn() -> None:
     """It is one line for the user, and the next turn goes on."""
     joining = joiner(FakeStore(unreadable=[ConnectionResetError(104, "reset by peer")]), [])
@@ -263,7 +302,7 @@ def test_lost_ledger_rows_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, results = VerdictEngine(), []
     for run_id in ("a", "b", "c"):
         ranks = [replace(one, placement_version=1) for one in SyntheticRun(run_id=run_id).step(0)]
-        closed = ClosedStep(run_id=run_id, step=0, closed_by=ClosedBy.COMPLETE, closed_ms=0)
+        closed = ClosedStep(run_id=run_id, step=0, closed_by=ClosedBy.COMPLETE, closed_ms=0, num_records=2)
         joined = joined_step(closed, ranks)
         results.append(StepResult(joined=joined, verdict=engine.judge(joined), loads=()))
     ledger.take(results)

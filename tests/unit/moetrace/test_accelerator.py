@@ -68,9 +68,21 @@ def test_an_accelerator_without_timing_events_is_timed_by_the_host_with_a_warnin
         clock_for("device", "xpu")
 
 
+def test_a_torch_without_a_common_interface_of_accelerators_is_timed_by_the_host(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Learned before the first mark, though its events work."""
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.delattr(torch, "accelerator", raising=False)
+    with caplog.at_level(logging.WARNING):
+        assert clock_for("auto", "xpu").name == "host"
+    assert "no timing events for xpu (module 'torch' has no attribute 'accelerator')" in caplog.text
+
+
 def test_without_any_accelerator_the_device_clock_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line that says what to set instead."""
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
+    accelerator = SimpleNamespace(current_accelerator=lambda: None)
+    monkeypatch.setattr(torch, "accelerator", accelerator, raising=False)
     with pytest.raises(ConfigError, match="auto or host expected"):
         clock_for("device", "cpu")
     assert clock_for("auto", "cpu").name == "host"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from compiled_models import Block, Decoder, Ticks, equal, train
+from compiled_models import Block, Decoder, Ticks, equal, needs_marks, train
 from moetrace.instrument import graph_backward, graph_calls, graph_recompute
 from moetrace.record.sites import Role
 from moetrace.timing.clock import HostClock
@@ -24,8 +24,11 @@ Make = Callable[..., Any]
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 
 
-# Dynamo looks at the `grad` of a block's input, which is no leaf.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+pytestmark = [
+    needs_marks,
+    # Dynamo looks at the `grad` of a block's input, which is no leaf.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 import moetrace
+from compiled_models import needs_marks
 from frameworks.checks import counts_of
 from moetrace.testing import MemoryEmitter
 
+pytestmark = needs_marks
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 EXPERTS, HIDDEN = 3, 8
 

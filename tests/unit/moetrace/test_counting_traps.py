@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils import checkpoint
 
+from compiled_models import needs_marks
 from moetrace.adapters.base import DispatchResult
 from moetrace.adapters.capacity import count_admitted, count_dropped
 from moetrace.adapters.reference import ReferenceMoE
@@ -94,7 +95,7 @@ def test_activation_recompute_double_counts(record: Make) -> None:
     assert totals(step) == {CountKind.ROUTED: 10, CountKind.RECOMPUTE: 10}
 
 
-@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("in_graph", [False, pytest.param(True, marks=needs_marks)], ids=["eager", "graph"])
 def test_activation_recompute_of_replicas_is_noted_once(record: Make, in_graph: bool) -> None:
     """Pairs by physical expert are the routed ones once more: a recompute adds to neither, and once apart."""
     tracer = record().tracer

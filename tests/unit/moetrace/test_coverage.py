@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from compiled_models import needs_marks
 from moetrace.adapters.reference import ReferenceMoE
 from moetrace.emit.wire import span_attributes
 from moetrace.testing import FakeDevice
@@ -265,6 +266,7 @@ def test_both_figures_travel_with_every_step(record: Make) -> None:
 
 
 @torch.no_grad()
+@needs_marks
 def test_a_compiled_model_is_covered_and_nothing_is_said(
     record: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -284,6 +286,7 @@ def test_a_compiled_model_is_covered_and_nothing_is_said(
 @pytest.mark.parametrize("when", ["as a whole", "its layers in place", "its layers", "its forward"])
 def test_a_compiled_model_without_marks_is_named_so(record: Make, when: str) -> None:
     """With compiled=False only what runs between graphs fires; of the rest, that is the reason."""
+    torch._dynamo.reset()
     recording = record(compiled=False)
     model = Model()
     recording.tracer.instrument(model)

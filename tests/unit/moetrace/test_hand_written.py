@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils import checkpoint
 
 from moetrace.errors import ConfigError
+from moetrace.instrument import compiled
 from moetrace_schemas.enums import CountKind, Phase
 
 from .conftest import Recording
@@ -298,7 +299,10 @@ for step in kept.wait_for(5):
 
 
 def test_code_that_was_wrapped_before_torch_was_imported_is_recorded_like_any() -> None:
-    """Backward, recompute, compilation and exchanges are known from the first step with torch there."""
+    """Backward, recompute, compilation and exchanges are known from the first step with torch there.
+
+    Where torch keeps no marks in graphs, what is compiled runs as ever, and nothing of it is recorded.
+    """
     done = subprocess.run([sys.executable, "-c", BEFORE_TORCH], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     forward = "forward:expert_gemm forward:router"
@@ -307,6 +311,5 @@ def test_code_that_was_wrapped_before_torch_was_imported_is_recorded_like_any() 
         forward,
         forward,
         f"{backward} {forward} recompute:expert_gemm recompute:router",
-        f"{backward} {forward}",
-        f"{backward} {forward}",
+        *([f"{backward} {forward}"] * 2 if compiled.AVAILABLE else ["", ""]),
     ]

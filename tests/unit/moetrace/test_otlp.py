@@ -379,7 +379,7 @@ def test_a_record_that_the_wire_cannot_hold_does_not_end_the_thread() -> None:
     emitting.emitter.emit(step_record(1000))
     exporter.wait_for_calls(1)
     bad = step_record(1)
-    phases = tuple(replace(row, ordinal=70_000) for row in bad.phases)
+    phases = tuple(row._replace(ordinal=70_000) for row in bad.phases)
     for record in (step_record(0), replace(bad, phases=phases), step_record(2)):
         emitting.emitter.emit(record)
     waiting.set()

@@ -19,6 +19,7 @@ from moetrace.record.types import ExpertRow, TrafficRecord, ViolationRow
 from moetrace_schemas import attributes
 from moetrace_schemas.columns import VIOLATIONS, unpack
 from moetrace_schemas.enums import CountKind, Phase, RoutingViolation
+from transformers_there import transformers_or_skip
 
 from .conftest import Recording
 from .records import CONTEXT, step_record
@@ -30,7 +31,7 @@ TOKENS = torch.randint(0, 64, (2, 4), generator=torch.Generator().manual_seed(0)
 
 def qwen(*, normalised: bool = True) -> Any:
     """A tiny Qwen3 MoE with random weights, one layer; its experts skip ids that are no expert."""
-    transformers = pytest.importorskip("transformers")
+    transformers = transformers_or_skip()
     torch.manual_seed(0)
     config = transformers.Qwen3MoeConfig(
         vocab_size=64,

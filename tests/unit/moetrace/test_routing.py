@@ -16,6 +16,7 @@ from moetrace.adapters.reference import ReferenceMoE
 from moetrace.instrument.routing import CountSite, StepCounter, find_expert_ids, padding_flags
 from moetrace.instrument.steps import note_padding
 from moetrace_schemas.enums import CountKind
+from transformers_there import transformers_or_skip
 
 from .conftest import Recording
 
@@ -289,7 +290,7 @@ def test_recompute_is_counted_apart(record: Make, use_reentrant: bool) -> None:
 
 def test_a_language_models_padding_is_left_out_of_every_layer(record: Make) -> None:
     """Routed and padding pairs of each layer equal those of the router's own choices."""
-    transformers = pytest.importorskip("transformers")
+    transformers = transformers_or_skip()
     torch.manual_seed(0)
     config = transformers.Qwen3MoeConfig(
         vocab_size=64,

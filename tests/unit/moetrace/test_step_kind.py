@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from compiled_models import needs_marks
 from moetrace.adapters.base import EngineCall, StepFacts
 from moetrace.adapters.reference import ReferenceMoE
 from moetrace.instrument.counted import counted
@@ -112,6 +113,30 @@ def test_a_decoder_beside_an_encoder_is_looked_at(record: Make) -> None:
     assert [each.forward_mode for each in recording.records()] == [DECODE, DECODE, PREFILL]
 
 
+class Renamed(Model):
+    """Called as models of transformers 5 and models with states of their own are."""
+
+    def forward(  # type: ignore[override]
+        self, input_ids: torch.Tensor, cache: Any = None, cache_params: Any = None
+    ) -> torch.Tensor:
+        """Hidden states."""
+        return super().forward(input_ids)
+
+
+@pytest.mark.parametrize("name", ["cache", "cache_params"])
+def test_a_cache_by_another_name_is_one(record: Make, name: str) -> None:
+    """In plain and in compiled calls."""
+    recording, model = record(), Renamed().eval()
+    recording.tracer.instrument(model)
+    torch._dynamo.reset()
+    for run in (model, torch.compile(model, backend="eager", fullgraph=True)):
+        run(PROMPT, **{name: {"keys": torch.zeros(1)}})
+        run(TOKEN, **{name: {"keys": torch.zeros(1)}})
+        run(TOKEN)
+    torch._dynamo.reset()
+    assert [each.forward_mode for each in recording.records()] == [PREFILL, DECODE, PREFILL] * 2
+
+
 def test_packed_tokens_may_be_of_both(record: Make) -> None:
     """Nothing tells prompts from answers there; of a module that trains it is training."""
 
@@ -122,6 +147,7 @@ def test_packed_tokens_may_be_of_both(record: Make) -> None:
     assert modes(record, body) == [MIXED, TRAIN]
 
 
+@needs_marks
 def test_a_compiled_call_says_the_same(record: Make) -> None:
     """Decode, prefill, packed and training, in steps of its own and in one that is open."""
 

@@ -54,7 +54,7 @@ async function draw({ moved }) {
   const isNew = !shown || shown.key !== key;
   if (shown) shown.controller.abort();
   const controller = new AbortController();
-  shown = { view, key, controller, lastStep: isNew || !shown ? -1 : shown.lastStep };
+  shown = { view, key, controller, lastStep: isNew || !shown ? -1 : shown.lastStep, rows: isNew ? undefined : shown.rows };
   const mine = shown;
   main.setAttribute("aria-busy", "true");
   if (isNew) {
@@ -95,10 +95,12 @@ async function poll() {
     if (!place.run) return (ticks % RUNS_EVERY === 0) && await draw({ moved: false });
     const news = await ask("news", { run: place.run, since: Math.max(0, mine.lastStep) });
     if (mine !== shown) return;
-    const isNews = news.last_step > mine.lastStep && mine.lastStep >= 0;
+    // A step that waited for a rank comes behind newer ones.
+    const isNews = mine.lastStep >= 0 && (news.last_step > mine.lastStep || news.rows > mine.rows);
     warn("");
     if (isNews && mine.view.busy && mine.view.busy(main)) return; // asked again with the next poll
     mine.lastStep = news.last_step;
+    mine.rows = news.rows;
     if (isNews && mine.view.news) mine.view.news(main, place, news);
     if ((isNews && !mine.view.news) || mine.failed) await draw({ moved: false });
   } catch (error) {

@@ -1,0 +1,1 @@
+DROP TABLE IF EXISTS {database}.rank_step_arrivals_mv {on_cluster}
