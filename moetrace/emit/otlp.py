@@ -29,6 +29,7 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 from moetrace.config import Config
 from moetrace.context import RankContext
 from moetrace.emit.credentials import LastAnswer, make_session
+from moetrace.emit.exporter_logs import exporter_silenced
 from moetrace.emit.spool import Sent, Spool
 from moetrace.emit.wire import AttributeValue, placement_attributes, span_attributes
 from moetrace.guard import Guard
@@ -189,10 +190,7 @@ class OtlpEmitter:
         return left == 0 and not self._incomplete
 
     def _run(self) -> None:
-        silence = _SilenceThread(threading.get_ident())
-        for logger_name in EXPORTER_LOGGERS:
-            logging.getLogger(logger_name).addFilter(silence)
-        try:
+        with exporter_silenced():
             while True:
                 self._wake.wait(self._pause_s())
                 self._wake.clear()
@@ -215,9 +213,6 @@ class OtlpEmitter:
                 self._metrics.background_ns["export"] = time.thread_time_ns()
                 if stopping:
                     return
-        finally:
-            for logger_name in EXPORTER_LOGGERS:
-                logging.getLogger(logger_name).removeFilter(silence)
 
     def _take(self) -> list[StepRecord]:
         with self._lock:
@@ -391,24 +386,6 @@ class OtlpEmitter:
                 self._answers.advice(),
                 "" if self._stop.is_set() else "trying again in the background, ",
             )
-
-
-EXPORTER_LOGGERS = (
-    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
-    "opentelemetry.exporter.otlp.common.http",
-)
-"""They log every failed request; one line of ours says it once."""
-
-
-class _SilenceThread(logging.Filter):
-    """Silences one thread: the application's own exporters keep their log lines."""
-
-    def __init__(self, thread: int) -> None:
-        super().__init__()
-        self._thread = thread
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return record.thread != self._thread
 
 
 def to_span(record: StepRecord, identity: Identity) -> ReadableSpan:

@@ -17,7 +17,8 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from moetrace.config import Config
 from moetrace.context import RankContext
 from moetrace.emit import otlp
-from moetrace.emit.otlp import ATTEMPTS, BATCH, EXPORTER_LOGGERS, OtlpEmitter
+from moetrace.emit.exporter_logs import EXPORTER_LOGGERS
+from moetrace.emit.otlp import ATTEMPTS, BATCH, OtlpEmitter
 from moetrace.emit.wire import span_attributes
 from moetrace.guard import Guard
 from moetrace.self_metrics import SelfMetrics
