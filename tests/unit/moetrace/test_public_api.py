@@ -237,11 +237,12 @@ def test_a_forked_child_records_nothing_and_its_model_runs_on() -> None:
             status = 1
             try:
                 tracer = moetrace.current_tracer()
-                fine = tracer.buffer is None and tracer.closed
+                fine = tracer.buffer is None
                 fine = fine and torch.equal(model(hidden), expected)
                 with moetrace.step(), moetrace.phase("router", layer=0):
                     model(hidden)
-                status = 0 if fine and moetrace.shutdown(timeout_s=1) else 1
+                # It did step, and nobody records that: not all was delivered.
+                status = 0 if fine and not moetrace.shutdown(timeout_s=1) else 1
             finally:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
