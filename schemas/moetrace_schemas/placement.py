@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from moetrace_schemas.enums import CountIds
+from moetrace_schemas.identity import HIGHEST_STEP
 
 EMPTY = -1
 """A slot that holds no expert."""
@@ -191,7 +192,7 @@ class PlacementTerms:
         if self.window is not None and not (
             len(self.window) == 2
             and all(type(step) is int for step in self.window)
-            and 0 <= self.window[0] <= self.window[1] < 2**62
+            and 0 <= self.window[0] <= self.window[1] <= HIGHEST_STEP
         ):
             raise PlacementError(f"placement window={self.window!r}: (first step, last step) expected")
         for name in ("max_slowdown", "max_error_rate"):

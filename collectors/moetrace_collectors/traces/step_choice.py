@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.traces import store_queries as queries
 from moetrace_collectors.views.store_rows import Parameters, Store
+from moetrace_schemas.identity import HIGHEST_STEP
 
 SLOW = 10
 """Steps that `slow` chooses."""
 MOST = 1000
 """Steps of one export: a trace of more can hardly be looked at."""
-MAX_STEP = 2**62
 _FORM = "slow, slow:20, all, or numbers and ranges as in 5,7,10-20 expected"
 _SLOW = re.compile(r"slow(?::(\d{1,6}))?")
 _RANGE = re.compile(r"(\d{1,19})(?:-(\d{1,19}))?")
@@ -42,14 +42,14 @@ def parse_steps(text: str) -> StepChoice:
             raise ValueError(f"slow:{wanted}: 1 to {MOST} steps can be exported at once")
         return StepChoice(slow=wanted)
     if text == "all":
-        return StepChoice(ranges=((0, MAX_STEP),))
+        return StepChoice(ranges=((0, HIGHEST_STEP),))
     ranges = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part.strip())
         if match is None:
             raise ValueError(f"{_FORM}, got {part.strip()!r}")
         first, last = int(match[1]), int(match[2] or match[1])
-        if last < first or last > MAX_STEP:
+        if last < first or last > HIGHEST_STEP:
             raise ValueError(f"{part.strip()}: a range from the lower to the higher step expected")
         ranges.append((first, last))
     return StepChoice(ranges=tuple(ranges))
