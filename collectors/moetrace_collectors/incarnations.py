@@ -20,7 +20,7 @@ MAX_INCARNATIONS = 16
 """Runs under one id. Two jobs that use one id at the same time would make one after the other."""
 MAX_RUNS = 1_024
 SAME_TIME_NS = 60 * 10**9
-"""Two jobs repeat each other's steps within this time; the id is one's when the other is silent for so long."""
+"""Two jobs repeat each other's steps in this time; the id is one's when the other is silent for so long."""
 RESTART_NS = 2 * 10**9
 """A process that is started again is silent for longer than this before its first step."""
 _FEW_STEPS = 3
