@@ -141,6 +141,16 @@ def started_again(case: Case) -> Any:
     return {"reasons": case.reasons(), "said": case.said, "told": case.told()}
 
 
+def crash_loop(case: Case) -> Any:
+    """A job that gets five steps further each time, from the step before the last, four times in a minute."""
+    join = case.join()
+    for job in range(4):
+        for index in range(6):
+            case.store(at(4 * job + index, (10 * job + index) * SECOND))
+        join.turn()
+    return {"reasons": case.reasons(), "said": case.said, "told": case.told()}
+
+
 def resent(case: Case) -> Any:
     """Rows come twice, from two collectors: nothing is said, and nothing is judged again."""
     join = case.join()
@@ -286,7 +296,7 @@ def main(path: str) -> None:
     """Every case."""
     logging.basicConfig(level=logging.WARNING)
     client = open_client(parse_store(embedded_dsn(Path(path))))
-    cases = (delayed, two_jobs, started_again, resent, unfolded, rolled_up, killed, standing_by)
+    cases = (delayed, two_jobs, started_again, crash_loop, resent, unfolded, rolled_up, killed, standing_by)
     told = {case.__name__: case(Case(client, f"case_{case.__name__}")) for case in cases}
     client.close()
     print(json.dumps(told))
