@@ -8,6 +8,7 @@ for), so that a missing extra breaks one command and not all of them.
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import importlib
 import logging
@@ -67,7 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             sub = commands.add_parser(name, help=module.HELP, description=module.HELP)
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)
-        parsed = parser.parse_args(arguments)
+        parsed, unknown = parser.parse_known_args(arguments)
+        if unknown:
+            # In the command's own words: its usage, and what was meant.
+            commands.choices[parsed.command].error(_unknown(unknown, commands.choices[parsed.command]))
         code: int = parsed.run(parsed)
     except UsageError as error:
         print(f"moetrace: {error}", file=sys.stderr)
@@ -85,6 +89,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"moetrace: {error.filename or 'output'}: no space left on the device", file=sys.stderr)
         return 2
     return code
+
+
+def _unknown(arguments: Sequence[str], command: argparse.ArgumentParser) -> str:
+    """What is wrong with arguments that a command does not know, and which of its options may be meant."""
+    options = [
+        option for action in command._actions for option in action.option_strings if option.startswith("--")
+    ]
+    meant: list[str] = []
+    for name in (text.split("=")[0] for text in arguments if text.startswith("--")):
+        parts = set(name.strip("-").split("-"))
+        same = [one for one in options if parts & set(one.strip("-").split("-"))]
+        meant += same or difflib.get_close_matches(name, options, n=1)
+    said = f"unrecognized arguments: {' '.join(arguments)}"
+    listed = " or ".join(dict.fromkeys(meant))
+    return f"{said}; did you mean {listed}?" if listed else said
 
 
 def _check_text(arguments: Sequence[str]) -> None:

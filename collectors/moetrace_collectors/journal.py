@@ -51,6 +51,11 @@ class Journal:
         self._has_warned = False
 
     @property
+    def directory(self) -> Path:
+        """Where the log lies."""
+        return self._log.directory
+
+    @property
     def num_bytes(self) -> int:
         """Bytes on disk."""
         return self._log.num_bytes

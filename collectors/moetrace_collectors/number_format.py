@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moetrace_schemas.wording import count
 
-__all__ = ["count", "duration_text", "percent", "plain"]
+__all__ = ["count", "duration_text", "length_text", "percent", "plain"]
 
 
 def duration_text(duration_ns: float) -> str:
@@ -34,3 +34,8 @@ def percent(share: float) -> str:
 def plain(text: str) -> str:
     """Untrusted text (a run id, a model or host name) without the characters that a terminal would obey."""
     return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def length_text(duration_ns: int) -> str:
+    """The length of a step; a dash where it has none, because it was not judged."""
+    return duration_text(duration_ns) if duration_ns > 0 else "-"

@@ -47,6 +47,7 @@ from moetrace_collectors.receivers.otlp_http import SCOPES as OTLP_SCOPES
 from moetrace_collectors.receivers.otlp_http import OtlpHttpReceiver
 from moetrace_collectors.receivers.pages import SCOPES as PAGE_SCOPES
 from moetrace_collectors.receivers.pages import Pages
+from moetrace_collectors.refusals import DiskRefusals
 from moetrace_collectors.request_handler import RequestHandler
 from moetrace_collectors.roll_ups.roll_up import RollUp, RollUpSettings
 from moetrace_collectors.roll_ups.thread import RollUpThread
@@ -108,12 +109,14 @@ class Pipeline:
             read_log=journal.read if journal is not None else None,
         )
         self._access = access = ServerAccess(config, clock_ns=clocks.monotonic_ns, on_refused=metrics.refused)
+        disk = None if journal is None else DiskRefusals(journal.directory, clock_ns=clocks.monotonic_ns)
         handler = RequestHandler(
             intake=self._intake,
             metrics=metrics,
             max_world_size=config.max_world_size,
             journal=journal,
             turn=turn,
+            disk=disk,
         )
         # Ports before the store: a taken port is known at once, an embedded store takes a second to open.
         self._grpc = (
@@ -149,6 +152,7 @@ class Pipeline:
             registry=registry,
             queries=queries,
             is_healthy=self.is_alive,
+            trouble=lambda: disk.trouble if disk is not None else "",
             on_query_failed=metrics.query_failed,
             reload=lambda: self.refresh_access(force=True),
         )

@@ -16,6 +16,7 @@ from moetrace_collectors.journal import Journal
 from moetrace_collectors.model import PlacementReport
 from moetrace_collectors.phase_shapes import PhaseShapes
 from moetrace_collectors.receivers.handler import Accepted, NotDurableError, OverloadedError, Wire
+from moetrace_collectors.refusals import DiskRefusals
 from moetrace_collectors.self_metrics import SelfMetrics
 from moetrace_collectors.wal.log import Position, WalFullError, WalUnavailableError
 from moetrace_schemas.enums import RejectReason
@@ -37,6 +38,7 @@ class RequestHandler:
         max_world_size: int,
         journal: Journal | None = None,
         turn: threading.Lock | None = None,
+        disk: DiskRefusals | None = None,
     ) -> None:
         """Take what is behind it.
 
@@ -48,11 +50,13 @@ class RequestHandler:
             turn: held while a request is decoded, shared with all that work on small arrays in threads of
                 this process: numpy lets go of the interpreter in each operation on more than 500 numbers,
                 and two threads that do so spend as long on handing it to and fro as on their work.
+            disk: told whether the journal's disk takes what it gets; None without a write-ahead log.
         """
         self._intake = intake
         self._metrics = metrics
         self._max_world_size = max_world_size
         self._journal = journal
+        self._disk = disk
         self._turn = turn or threading.Lock()
         self._shapes = PhaseShapes()
 
@@ -73,11 +77,15 @@ class RequestHandler:
             )
             if receipt is not None and receipt.position is not None and self._journal is not None:
                 self._journal.commit(receipt.position)
+                if self._disk is not None:
+                    self._disk.took()
         except WalFullError as error:
             self._metrics.throttled.add()
             raise OverloadedError(f"{error}: the store is behind", retry_after_s=RETRY_AFTER_S) from error
         except WalUnavailableError as error:
             self._metrics.unavailable.add()
+            if self._disk is not None:
+                self._disk.refused(error)
             raise NotDurableError(str(error), retry_after_s=UNAVAILABLE_RETRY_AFTER_S) from error
         if receipt is None:
             self._metrics.throttled.add()

@@ -205,9 +205,11 @@ def test_a_full_disk_acknowledges_nothing_and_recovers_without_a_restart(
             assert error.value.code() is grpc.StatusCode.UNAVAILABLE
             assert "grpc-status-details-bin" in dict(error.value.trailing_metadata())
         assert process.metric("moetrace_collector_unavailable_total") == 1
+        assert process.get("/healthz").status == 503
         assert process.metric("moetrace_collector_received_total") == 4
         filler.unlink()
         assert process.send(request(RUN.step(1))).status == 200
+        assert process.get("/healthz").status == 200
         process.wait_for("moetrace_collector_joined_total", 8)
         assert_law(process)
         child.terminate()

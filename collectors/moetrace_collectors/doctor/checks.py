@@ -23,6 +23,9 @@ MAX_RANK_LOAD = 1.2
 """Over the mean of the ranks: hot experts together do no harm where the rank's load is even all the same."""
 MIN_EXCHANGE_SHARE = 0.1
 """Below this part of the time, hiding exchanges gains little."""
+SILENT_RANK_FIX = (
+    "call moetrace.init on every rank; where they did, see whether they still run and reach the collector"
+)
 
 
 def coverage(rows: Rows) -> Finding:
@@ -40,9 +43,7 @@ def coverage(rows: Rows) -> Finding:
     if not layers:
         return failed(figure, "no MoE layer is seen", fix)
     if ranks < world_size:
-        return failed(
-            figure, f"{count(world_size - ranks, 'rank')} never reported", "call moetrace.init on every rank"
-        )
+        return failed(figure, f"{count(world_size - ranks, 'rank')} never reported", SILENT_RANK_FIX)
     wanted = {"router": "layers_with_router", "experts": "layers_with_experts", "counts": "counted_layers"}
     if int(row["ep_size"]) > 1:
         wanted["exchanges"] = "layers_with_exchange"
@@ -143,7 +144,7 @@ def topology(rows: Rows) -> Finding:
         return failed(
             figure,
             f"{count(int(row['world_size']) - ranks, 'rank')} never seen",
-            "call moetrace.init on every rank",
+            SILENT_RANK_FIX,
         )
     if int(row["smallest_ep_size"]) != int(row["largest_ep_size"]):
         return failed(

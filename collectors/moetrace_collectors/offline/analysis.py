@@ -98,11 +98,12 @@ def analyze(paths: Sequence[Path], *, progress: Progress | None = None) -> Analy
     """Analyze files, and the files of folders.
 
     Raises:
-        UsageError: a file that was named, or that is of a known kind, cannot be read.
+        UsageError: a file that was named cannot be read, or no file of the folders can.
     """
     files, searched = expand(paths)
     named = {path for path in paths if not path.is_dir()}
     read = _Read()
+    broken: list[UsageError] = []
     for path in files:
         try:
             kind = kind_of(path)
@@ -116,11 +117,18 @@ def analyze(paths: Sequence[Path], *, progress: Progress | None = None) -> Analy
         except UsageError as error:
             # In a folder of other things a table or document may look like one of ours and be none; a
             # trace that is broken is a trace all the same.
-            if path in named or kind not in (InputKind.TABLE, InputKind.ARCHIVE, InputKind.DOCUMENT):
+            if path in named:
                 raise
-            read.warnings.append(f"passed over: {error}")
+            if kind in (InputKind.TABLE, InputKind.ARCHIVE, InputKind.DOCUMENT):
+                read.warnings.append(f"passed over: {error}")
+            else:
+                broken.append(error)
     if not read.files and not read.traces:
+        if broken:
+            raise broken[0]
         raise UsageError(f"{paths[0]}: nothing here is of a known kind; expected is {KNOWN}")
+    # First, so that they are among those that are shown.
+    read.warnings[:0] = [f"left out, and broken: {error}" for error in broken]
     return _analyse(read)
 
 

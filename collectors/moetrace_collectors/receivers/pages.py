@@ -75,6 +75,7 @@ class Pages:
         registry: CollectorRegistry,
         queries: QueryRunner,
         is_healthy: Callable[[], bool],
+        trouble: Callable[[], str] = lambda: "",
         on_query_failed: Callable[[QueryFailure], None],
         reload: Callable[[], None],
     ) -> None:
@@ -83,13 +84,15 @@ class Pages:
         Args:
             registry: metrics.
             queries: runs SQL.
-            is_healthy: whether what is received is stored.
+            is_healthy: whether the worker runs, without which nothing is stored.
+            trouble: what keeps requests from being acknowledged, in one line; empty where nothing does.
             on_query_failed: counts.
             reload: reads tokens and certificate again.
         """
         self._registry = registry
         self._queries = queries
         self._is_healthy = is_healthy
+        self._trouble = trouble
         self._on_query_failed = on_query_failed
         self._reload = reload
 
@@ -106,6 +109,9 @@ class Pages:
     async def _health(self, request: Request) -> Response:
         if not self._is_healthy():
             return PlainTextResponse("the worker has ended: nothing is joined or stored any more\n", 503)
+        trouble = self._trouble()
+        if trouble:
+            return PlainTextResponse(f"{trouble}\n", 503)
         return PlainTextResponse("ok\n")
 
     async def _reload_access(self, request: Request) -> Response:

@@ -11,6 +11,8 @@ from moetrace_collectors.align import SAME_CLOCK, ClockFit, ClockRefused, fit_cl
 from moetrace_collectors.model import JoinedStep, RankStep
 from moetrace_schemas.columns import RowFlag
 
+OTHER_CLOCK_NS = 10 * 10**9
+"""Ends of one exchange this far apart were read from two clocks, whatever the host's name says."""
 ExchangeKey = tuple[int, ...]
 """(step, ep_group, layer, phase, direction, microbatch, ordinal)."""
 
@@ -82,7 +84,7 @@ def group_clocks(joined: Sequence[JoinedStep]) -> tuple[dict[int, RankClock], li
     """Every rank against the lowest of its group, and warnings; groups share no exchange to compare by.
 
     Where the exchanges do not tell (a loaded host lets ranks out of one at different times), two ranks of
-    one host still read one clock.
+    one host still read one clock, unless the exchanges end farther apart than any load explains.
     """
     found: dict[int, RankClock] = {}
     warnings: list[str] = []
@@ -96,7 +98,10 @@ def group_clocks(joined: Sequence[JoinedStep]) -> tuple[dict[int, RankClock], li
         reference = min(hosts)
         for rank, host in sorted(hosts.items()):
             clock = clocks.get(rank)
-            known = isinstance(clock, ClockFit) or bool(host and host == hosts[reference])
+            is_here = bool(host and host == hosts[reference])
+            if is_here and isinstance(clock, ClockRefused):
+                is_here = abs(clock.offset_ns) < OTHER_CLOCK_NS
+            known = isinstance(clock, ClockFit) or is_here
             found[rank] = RankClock(
                 reference_rank=reference if known else rank,
                 fit=clock if isinstance(clock, ClockFit) else SAME_CLOCK,

@@ -18,6 +18,15 @@ class Incomparable(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unjudged:
+    """Why most counted steps have no verdict that could name anyone."""
+
+    reason: str
+    """Of the verdicts, a sentence."""
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One (rank, phase, cause) that verdicts named."""
 
@@ -77,6 +86,7 @@ class Summary:
     partial_steps: int
     """Counted steps with missing ranks."""
     step_median_ns: int
+    """Of counted steps that have a length; 0 where none has."""
     step_p95_ns: int
     extension_median_ns: int
     phase_median_ns: Mapping[Phase, int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from moetrace_collectors.number_format import count, duration_text, percent
-from moetrace_collectors.views.findings import Incomparable, Place
+from moetrace_collectors.views.findings import Incomparable, Place, Unjudged
 from moetrace_schemas.enums import Cause, Evidence, Phase
 
 _ADVICE = {
@@ -38,6 +38,9 @@ _ADVICE = {
     ),
 }
 
+MAX_LISTED = 8
+"""Missing ranks that are named in an advice."""
+
 _INCOMPARABLE = {
     Incomparable.ONE_RANK: (
         "No rank can be compared with another: the run has one rank, and recording more cannot change that.",
@@ -61,8 +64,11 @@ def write_headline(
     evidence: Mapping[Evidence, int],
     counted: int,
     incomparable: Incomparable | None,
+    *,
+    missing: Mapping[int, int],
+    unjudged: Unjudged | None,
 ) -> str:
-    """One sentence.
+    """One sentence, and before it one of ranks that are missing.
 
     Args:
         outstanding: What stands out, costliest first.
@@ -70,11 +76,36 @@ def write_headline(
         evidence: Counted steps by evidence.
         counted: Counted steps.
         incomparable: Why no step can name a rank, if none can.
+        missing: Ranks that are missing from many counted steps or from the newest, with how many.
+        unjudged: Why most steps have no verdict, if that is so.
     """
     if not counted:
         return "No step outside warm-up has been joined."
+    said = _write_standing(outstanding, places, evidence, counted, incomparable, unjudged)
+    return f"{_missing(missing, counted)} {said}" if missing else said
+
+
+def _missing(missing: Mapping[int, int], counted: int) -> str:
+    most = sorted(missing.items(), key=lambda item: (-item[1], item[0]))
+    parts = [f"rank {rank} missing from {steps:,} of {count(counted, 'step')}" for rank, steps in most[:3]]
+    if len(most) > 3:
+        parts.append(f"{count(len(most) - 3, 'more rank')} missing from some")
+    said = ", ".join(parts)
+    return f"{said[:1].upper()}{said[1:]}."
+
+
+def _write_standing(
+    outstanding: Sequence[Place],
+    places: Sequence[Place],
+    evidence: Mapping[Evidence, int],
+    counted: int,
+    incomparable: Incomparable | None,
+    unjudged: Unjudged | None,
+) -> str:
     if incomparable is not None:
         return _INCOMPARABLE[incomparable][0]
+    if not outstanding and unjudged is not None:
+        return f"No rank can be named in {unjudged.steps:,} of {count(counted, 'step')}: {unjudged.reason}"
     if not outstanding:
         return f"No rank stands out: {_evidence_mix(places, evidence, counted)}."
     first = outstanding[0]
@@ -113,6 +144,9 @@ def advise(
     counted: int,
     partial_steps: int,
     incomparable: Incomparable | None,
+    *,
+    missing: Mapping[int, int],
+    unjudged: Unjudged | None,
 ) -> tuple[str, ...]:
     """What would be worth doing next, one or two sentences each."""
     ranks_by_cause: dict[Cause, list[int]] = {}
@@ -125,7 +159,7 @@ def advise(
         advice.append(_INCOMPARABLE[incomparable][1])
     elif recurring:
         advice += [_doubtful_advice(place) for place in recurring]
-    elif counted and not outstanding:
+    elif counted and not outstanding and unjudged is None:
         advice.append(
             "Nothing here is sure enough to act on. If steps feel slow all the same, record more of them and "
             "see which phases the critical path is made of."
@@ -136,7 +170,13 @@ def advise(
         for place in outstanding
         if place.clear_steps * 2 < place.steps
     ]
-    if partial_steps:
+    if missing:
+        advice.append(
+            f"{_ranks(sorted(missing)[:MAX_LISTED]).capitalize()}: see whether the process still runs, "
+            "whether it called moetrace.init with this run id, and whether it reaches the collector; what a "
+            "missing rank costs cannot be told."
+        )
+    elif partial_steps:
         advice.append("Ranks are missing from some steps: see the accounting before trusting those.")
     return tuple(advice)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from moetrace_collectors.number_format import count, duration_text, percent
+from moetrace_collectors.number_format import count, duration_text, length_text, percent
 from moetrace_collectors.views.findings import Summary
 from moetrace_collectors.views.headline import layer_name
 from moetrace_collectors.views.markup import Markup, join, table, tag
@@ -105,21 +105,19 @@ def _figures(view: RunView, summary: Summary) -> Markup:
     clear = sum(count for member, count in summary.evidence.items() if member == "clear")
     durations = [
         (
-            duration_text(summary.step_median_ns),
+            length_text(summary.step_median_ns),
             "median step",
-            f"95th percentile {duration_text(summary.step_p95_ns)}",
+            f"95th percentile {length_text(summary.step_p95_ns)}",
         ),
         (
             duration_text(summary.extension_median_ns),
             "median extension per step",
-            "what even ranks would give back"
-            if not summary.step_median_ns
-            else f"{percent(summary.extension_median_ns / summary.step_median_ns)} of the median step",
+            f"{percent(summary.extension_median_ns / max(1, summary.step_median_ns))} of the median step",
         ),
     ]
     figures = [
-        # Of no step there is no median.
-        *(durations if summary.counted_steps else []),
+        # Of no judged step there is no median.
+        *(durations if summary.step_median_ns else []),
         (
             f"{clear:,} of {summary.counted_steps:,}",
             "steps with clear evidence",

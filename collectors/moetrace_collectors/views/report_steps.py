@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from moetrace_collectors.model import Suspect
-from moetrace_collectors.number_format import count, duration_text, percent
+from moetrace_collectors.number_format import count, duration_text, length_text, percent
 from moetrace_collectors.views.markup import Markup, join, table, tag
 from moetrace_collectors.views.run_records import RankPhaseExtension, RunView, StepRow
 from moetrace_schemas.enums import Evidence, Phase
@@ -108,7 +108,7 @@ def _step_cells(row: StepRow, *, one_mode: bool) -> tuple[str, ...]:
     return (
         str(row.step),
         state,
-        duration_text(row.step_ns),
+        length_text(row.step_ns),
         evidence_badge(row.evidence),
         f"rank {suspect.rank}" if suspect else "",
         _layer(suspect),

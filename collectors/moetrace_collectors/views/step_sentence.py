@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from moetrace_collectors.number_format import duration_text, percent
+from moetrace_collectors.number_format import duration_text, length_text, percent
 from moetrace_collectors.views.headline import place_in_layers
 from moetrace_collectors.views.run_records import StepRow
 
 
 def verdict_sentence(row: StepRow) -> str:
     """How long the step took, who extended it, and why the evidence is what it is."""
-    sentence = f"{duration_text(row.step_ns)}, {row.forward_mode}."
+    sentence = f"{length_text(row.step_ns)}, {row.forward_mode}."
     suspect = row.suspect
     if suspect is not None:
         sentence += (

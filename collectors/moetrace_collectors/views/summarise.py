@@ -14,7 +14,7 @@ from statistics import median
 
 from moetrace_collectors.counted_steps import counted_steps
 from moetrace_collectors.model import Suspect
-from moetrace_collectors.views.findings import Finding, Incomparable, Place, Summary
+from moetrace_collectors.views.findings import Finding, Incomparable, Place, Summary, Unjudged
 from moetrace_collectors.views.headline import advise, write_headline, write_phase_times, write_remark
 from moetrace_collectors.views.run_records import StepRow
 from moetrace_schemas.enums import Cause, Evidence, Phase
@@ -29,6 +29,10 @@ RECURRING_STEPS = 3
 """... and this many or more, most of them without clear evidence ..."""
 RECURRING_TOGETHER_SHARE = 0.4
 """... and all such are named in this share together: calm steps name one or another now and then as well."""
+MISSING_STEPS_SHARE = 0.1
+"""A rank that is missing from this share of counted steps or more is in the headline, if from ..."""
+MISSING_STEPS = 3
+"""... so many or more, and one that is missing from each of so many newest ones."""
 NO_EXCHANGE_REASON = "No exchange between ranks"
 """How the verdict engine's reason begins for a step in which no two ranks exchanged anything."""
 LAYER_SHARE = 0.5
@@ -52,22 +56,36 @@ def summarise(steps: Sequence[StepRow]) -> Summary:
     evidence = Counter(row.evidence for row in counted)
     phase_median_ns = _phase_medians(counted)
     partial_steps = sum(bool(row.missing_ranks) for row in counted)
-    durations = sorted(row.step_ns for row in counted)
+    missing = _missing(counted)
+    unjudged = _unjudged(counted)
+    # A step without a verdict has no length, which is not a length of zero.
+    judged = [row for row in counted if row.step_ns > 0]
+    durations = sorted(row.step_ns for row in judged)
     return Summary(
-        headline=write_headline(outstanding, places, evidence, len(counted), incomparable),
+        headline=write_headline(
+            outstanding, places, evidence, len(counted), incomparable, missing=missing, unjudged=unjudged
+        ),
         remark=(
             write_phase_times(phase_median_ns)
             if incomparable is not None
             else write_remark(outstanding, recurring, places)
         ),
         outstanding=outstanding,
-        next_steps=advise(outstanding, recurring, len(counted), partial_steps, incomparable),
+        next_steps=advise(
+            outstanding,
+            recurring,
+            len(counted),
+            partial_steps,
+            incomparable,
+            missing=missing,
+            unjudged=unjudged,
+        ),
         counted=counted_steps([row.step for row in counted], warmup=len(steps) - len(counted)),
         evidence={member: evidence[member] for member in Evidence},
         partial_steps=partial_steps,
         step_median_ns=_median(durations),
         step_p95_ns=durations[math.ceil(0.95 * len(durations)) - 1] if durations else 0,
-        extension_median_ns=_median(row.extension_ns for row in counted),
+        extension_median_ns=_median(row.extension_ns for row in judged),
         phase_median_ns=phase_median_ns,
         findings=_findings(named, len(counted)),
     )
@@ -153,6 +171,30 @@ def _incomparable(counted: Sequence[StepRow]) -> Incomparable | None:
     # Where ranks are missing, their exchanges may only be missing with them.
     alone = all(row.reason.startswith(NO_EXCHANGE_REASON) and not row.missing_ranks for row in counted)
     return Incomparable.NO_EXCHANGE if alone else None
+
+
+def _missing(counted: Sequence[StepRow]) -> dict[int, int]:
+    """Ranks worth a word, with the steps that they are missing from."""
+    steps = Counter(rank for row in counted for rank in row.missing_ranks)
+    newest = sorted(counted, key=lambda row: row.step)[-MISSING_STEPS:]
+    gone = set.intersection(*(set(row.missing_ranks) for row in newest)) if newest else set()
+    return {
+        rank: number
+        for rank, number in steps.items()
+        if number >= max(MISSING_STEPS, MISSING_STEPS_SHARE * len(counted))
+        or (rank in gone and len(newest) > 1)
+    }
+
+
+def _unjudged(counted: Sequence[StepRow]) -> Unjudged | None:
+    """The commonest reason of steps that were not judged or miss ranks, where it is most steps'."""
+    reasons = Counter(
+        row.reason for row in counted if row.suspect is None and (row.step_ns <= 0 or row.missing_ranks)
+    )
+    for reason, steps in reasons.most_common(1):
+        if reason and 2 * steps > len(counted):
+            return Unjudged(reason=reason, steps=steps)
+    return None
 
 
 def _phase_medians(counted: Sequence[StepRow]) -> dict[Phase, int]:

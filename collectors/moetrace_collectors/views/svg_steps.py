@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from moetrace_collectors.number_format import duration_text, percent
+from moetrace_collectors.number_format import duration_text, length_text, percent
 from moetrace_collectors.views.headline import layer_name
 from moetrace_collectors.views.markup import Markup, number, tag
 from moetrace_collectors.views.run_records import StepRow
@@ -63,7 +63,7 @@ def step_strip(steps: Sequence[StepRow], *, drawn: int) -> Markup:
 
 def step_text(row: StepRow) -> str:
     """What a step says when pointed at."""
-    text = f"step {row.step} ({row.forward_mode}): {duration_text(row.step_ns)}; evidence {row.evidence}"
+    text = f"step {row.step} ({row.forward_mode}): {length_text(row.step_ns)}; evidence {row.evidence}"
     if row.suspect is not None:
         text += (
             f"; rank {row.suspect.rank} in {row.suspect.phase} ({layer_name(row.suspect.layer)}), "

@@ -12,7 +12,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from moetrace_collectors.number_format import count, duration_text, percent, plain
+from moetrace_collectors.number_format import count, duration_text, length_text, percent, plain
 from moetrace_collectors.views.findings import Finding, Summary
 from moetrace_collectors.views.run_records import Accounting, LayerImbalance, LoadMatrix, RunView
 from moetrace_schemas.enums import Evidence, Phase
@@ -199,7 +199,7 @@ def _notes(summary: Summary) -> list[str]:
     if not summary.counted_steps:
         return []
     mix = ", ".join(f"{number:,} {evidence}" for evidence, number in summary.evidence.items())
-    notes = [f"median step {duration_text(summary.step_median_ns)}; worth and share are medians per step"]
+    notes = [f"median step {length_text(summary.step_median_ns)}; worth and share are medians per step"]
     time = time_line(summary.phase_median_ns)
     notes += [time] if time else []
     notes.append(f"evidence over {count(summary.counted_steps, 'step')}: {mix}")

@@ -15,7 +15,7 @@ from rich.console import Console, Group, JustifyMethod, OverflowMethod, Renderab
 from rich.table import Table
 from rich.text import Text
 
-from moetrace_collectors.number_format import count, duration_text, percent, plain
+from moetrace_collectors.number_format import count, duration_text, length_text, percent, plain
 from moetrace_collectors.views.findings import Summary
 from moetrace_collectors.views.headline import layer_name
 from moetrace_collectors.views.recent_records import RecentRun
@@ -94,7 +94,7 @@ def step_line(row: StepRow) -> str:
     words = [
         f"step {row.step}",
         str(row.forward_mode),
-        duration_text(row.step_ns),
+        length_text(row.step_ns),
         str(row.evidence) + (" (warm-up)" if row.warmup else ""),
     ]
     suspect = row.suspect
@@ -157,7 +157,7 @@ def _shares(run: RecentRun, summary: Summary) -> list[Text]:
     lines = [
         Text(f"figures: {summary.counted.sentence()}", style="dim"),
         Text(
-            f"median step {duration_text(summary.step_median_ns)}, p95 {duration_text(summary.step_p95_ns)}; "
+            f"median step {length_text(summary.step_median_ns)}, p95 {length_text(summary.step_p95_ns)}; "
             f"evidence: {evidence}"
         ),
     ]
@@ -199,7 +199,7 @@ def _steps_table(newest_first: Sequence[StepRow]) -> Table:
                 duration_text(suspect.worth_ns),
             )
         )
-        table.add_row(str(row.step), str(row.forward_mode), duration_text(row.step_ns), evidence, *named)
+        table.add_row(str(row.step), str(row.forward_mode), length_text(row.step_ns), evidence, *named)
     return table
 
 

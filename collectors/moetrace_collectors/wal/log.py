@@ -89,7 +89,7 @@ class WriteAheadLog:
             write: os.write; tests put a disk that is full in.
             sync: os.fdatasync; tests count and break it.
         """
-        self._directory = directory
+        self.directory = self._directory = directory
         self._epoch = epoch
         self._next_segment = next_segment
         self._sizes = dict(sizes)

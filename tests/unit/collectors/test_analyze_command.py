@@ -330,6 +330,21 @@ def test_broken_inputs_are_one_line(command: Command, tmp_path: Path, name: str,
     assert "expected" in result.err
 
 
+def test_a_broken_trace_of_a_folder_leaves_the_others(command: Command, tmp_path: Path) -> None:
+    """The good files are analysed, the broken one is the first note; alone, or named, it is refused."""
+    good = tmp_path / "good.json.gz"
+    good.write_bytes(sorted(DLRM.glob("*.gz"))[0].read_bytes())
+    broken = tmp_path / "broken.json"
+    broken.write_bytes(b'{"traceEvents": [{"ph": "X", "ts": 1')
+    document = command(tmp_path, "--json").document
+    assert [file["path"] for file in document["files"]] == [str(good)]
+    assert document["warnings"][0].startswith(f"left out, and broken: {broken}")
+    assert command(tmp_path, broken).code == 2
+    good.unlink()
+    result = command(tmp_path)
+    assert (result.code, str(broken) in result.err) == (2, True)
+
+
 def test_a_folder_that_is_not_looked_into_says_what_lies_below(command: Command, tmp_path: Path) -> None:
     """Runs one level below, or folders with files, and how to call for one of them."""
     (tmp_path / "run-1" / "store").mkdir(parents=True)

@@ -124,3 +124,10 @@ def test_a_config_without_experts_is_refused(tmp_path: Any) -> None:
     path.write_text('{"hidden_size": 1}')
     with pytest.raises(UsageError, match=r"names no experts: one of num_local_experts, .*--top-k"):
         read_model_config(path)
+
+
+def test_a_silent_rank_may_have_ended_or_never_called_init() -> None:
+    """Both are said: what the collector sees is the same."""
+    for finding in (checks.coverage(with_(COVERED, ranks=3)), checks.topology(with_(TOPOLOGY, world_size=8))):
+        assert "call moetrace.init on every rank" in finding.fix
+        assert "see whether they still run" in finding.fix

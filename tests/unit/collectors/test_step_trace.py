@@ -162,6 +162,25 @@ def test_a_clock_that_cannot_be_aligned_is_said() -> None:
     assert group_clocks([step.joined for step in here])[1] == []
 
 
+def test_one_host_name_with_two_clocks_is_said() -> None:
+    """Ends an hour apart, and not evenly, are no load: the ranks of one host name read two clocks."""
+    hour_ns = 3_600 * 10**9
+    steps = traced(
+        [
+            [
+                replace(one, start_unix_ns=one.start_unix_ns + hour_ns + 50_000_000 * step * step)
+                if one.rank == 3
+                else one
+                for one in RUN.step(step)
+            ]
+            for step in STEPS
+        ]
+    )
+    assert drawn(steps).processes[3] == "rank 3 on host-0 (own clock)"
+    _, warnings = group_clocks([step.joined for step in steps])
+    assert [line.startswith("the clock of rank 3 is not aligned") for line in warnings] == [True]
+
+
 def test_groups_keep_their_own_clock() -> None:
     """Expert-parallel groups share no exchange: the second is drawn by the clock of its lowest rank."""
     steps = traced(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moetrace_collectors.model import JoinedStep
+from moetrace_collectors.number_format import length_text
 from moetrace_collectors.verdict import VerdictEngine
 from moetrace_collectors.views.run_records import StepRow
 from moetrace_collectors.views.summarise import NO_EXCHANGE_REASON, summarise
@@ -138,7 +139,7 @@ def test_run_without_exchanges_is_told_that_none_can_be_compared() -> None:
     assert "check that the model's dispatch and combine between ranks are traced" in summary.next_steps[0]
     assert summarise([*alone, step_row(3)]).headline.startswith("No rank stands out")
     partial = [step_row(step, reason=reason, missing_ranks=(1,)) for step in range(3)]
-    assert summarise(partial).headline.startswith("No rank stands out")
+    assert summarise(partial).headline.startswith("Rank 1 missing from 3 of 3 steps. No rank can be named")
 
 
 def test_one_step_is_singular() -> None:
@@ -218,3 +219,30 @@ def test_a_run_of_warmup_only_says_so() -> None:
     assert summary.headline == "No step outside warm-up has been joined."
     assert summary.next_steps == ()
     assert summary.step_p95_ns == 0
+
+
+def test_steps_without_a_verdict_show_the_reason_and_no_length_of_zero() -> None:
+    """Where most steps were not judged the headline is why, and recording more is no advice."""
+    reason = "Two jobs send under this run id."
+    rows = [step_row(step, reason=reason, step_ms=0) for step in range(3)]
+    summary = summarise(rows)
+    assert summary.headline == f"No rank can be named in 3 of 3 steps: {reason}"
+    assert not any("record more" in advice for advice in summary.next_steps)
+    assert (length_text(summary.step_median_ns), length_text(1_000_000)) == ("-", "1.00 ms")
+    # One step of them was judged: its length is the median of those that have one.
+    assert summarise([*rows, step_row(3, step_ms=50)]).step_median_ns == 50_000_000
+    assert "No rank stands out" in summarise([step_row(step) for step in range(3)]).headline
+
+
+def test_a_dead_rank_leads_the_headline() -> None:
+    """Missing from many steps or from the newest three; a straggler here and there is none."""
+    dead = [step_row(step, missing_ranks=(1,)) for step in range(3)]
+    assert summarise(dead).headline.startswith("Rank 1 missing from 3 of 3 steps.")
+    assert "Rank 1: see whether the process still runs" in summarise(dead).next_steps[0]
+    calm = [step_row(step) for step in range(100)]
+    newly = [step_row(step, missing_ranks=(1,)) for step in range(100, 103)]
+    assert summarise([*calm, *newly]).headline.startswith("Rank 1 missing from 3 of 103 steps.")
+    straggler = step_row(50, missing_ranks=(2,))
+    assert "missing" not in summarise([*calm[:50], straggler, *calm[51:]]).headline
+    slow = [step_row(step, suspect(0, Phase.ROUTER), missing_ranks=(1,)) for step in range(3)]
+    assert "Rank 0 in router" in summarise(slow).headline

@@ -1,0 +1,62 @@
+"""Whether the write-ahead log's disk refuses requests: said once, and once more when it is over.
+
+Senders keep what is refused and try again later and later, so a disk that has room again may wait long for
+the request that shows it: after `SILENT_NS` without a refusal the collector counts as able again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+SILENT_NS = 60 * 10**9
+
+logger = logging.getLogger(__name__)
+
+
+class DiskRefusals:
+    """Safe from any thread."""
+
+    def __init__(self, directory: Path, *, clock_ns: Callable[[], int]) -> None:
+        """Begin with a disk that takes what it gets.
+
+        Args:
+            directory: of the log, for the line.
+            clock_ns: monotonic.
+        """
+        self._directory = directory
+        self._clock_ns = clock_ns
+        self._lock = threading.Lock()
+        self._last_ns: int | None = None
+
+    @property
+    def trouble(self) -> str:
+        """What keeps requests from being acknowledged, in one line; empty where nothing does."""
+        last_ns = self._last_ns
+        if last_ns is None or self._clock_ns() - last_ns >= SILENT_NS:
+            return ""
+        return f"the disk of the write-ahead log ({self._directory}) refuses: nothing is acknowledged"
+
+    def refused(self, error: Exception) -> None:
+        """The disk did not take a request."""
+        with self._lock:
+            is_new = self._last_ns is None
+            self._last_ns = self._clock_ns()
+        if is_new:
+            logger.warning(
+                "nothing is acknowledged: the write-ahead log in %s cannot be written: %s; senders try again "
+                "until their buffers are full: make room there, or see what the disk has",
+                self._directory,
+                error,
+            )
+
+    def took(self) -> None:
+        """The disk took a request."""
+        if self._last_ns is None:
+            return
+        with self._lock:
+            is_over, self._last_ns = self._last_ns is not None, None
+        if is_over:
+            logger.warning("the write-ahead log in %s can be written again", self._directory)

@@ -1,0 +1,28 @@
+"""Options that a command does not know."""
+
+from __future__ import annotations
+
+import pytest
+
+from moetrace_collectors.cli import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["collect", "--port", "4518"], "did you mean --http-port or --grpc-port?"),
+        (["collect", "--joint=store"], "did you mean --join"),
+        (["collect", "extra"], "unrecognized arguments: extra\n"),
+    ],
+)
+def test_the_commands_own_usage_and_what_was_meant(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], meant: str
+) -> None:
+    """Not the usage of all commands; exit 2."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("usage: moetrace collect ")
+    assert meant in said
+    assert "COMMAND" not in said
