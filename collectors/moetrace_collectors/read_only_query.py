@@ -37,6 +37,7 @@ _HARMLESS = (
     ("distributed_product_mode", "global"),
     ("distributed_foreground_insert", "1"),
     ("parallel_distributed_insert_select", "0"),
+    ("async_insert", "0"),
     ("deduplicate_blocks_in_dependent_materialized_views", "1"),
 )
 """Asked for by drivers, and so in any case."""

@@ -23,6 +23,9 @@ SERVER_SETTINGS = {
     "distributed_product_mode": "global",
     # INSERT .. SELECT between such tables shards its rows anew; the server's own way would leave them.
     "parallel_distributed_insert_select": 0,
+    # Answered once the rows are in the tables, and not in a buffer of the server; it also refuses (code 344)
+    # what follows here for inserts that a user's profile makes asynchronous.
+    "async_insert": 0,
     # An insert that is tried again passes over a table that has the rows, but not over the tables that are
     # filled from it: the first try may have ended between the two.
     "deduplicate_blocks_in_dependent_materialized_views": 1,

@@ -12,7 +12,8 @@ import pytest
 from clickhouse_connect.driver.exceptions import OperationalError
 
 from moetrace_collectors.errors import UsageError
-from moetrace_collectors.store import first_line, open_client, parse_store
+from moetrace_collectors.read_only_query import _HARMLESS
+from moetrace_collectors.store import SERVER_SETTINGS, first_line, open_client, parse_store
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,21 @@ def test_a_server_is_asked_to_shard_what_it_sums(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(clickhouse_connect, "get_client", lambda **options: asked.update(options))
     open_client(parse_store("clickhouse://host"))
     assert asked["settings"]["parallel_distributed_insert_select"] == 0
+
+
+def test_an_insert_is_answered_once_its_rows_are_in_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a profile says; a server refuses to deduplicate through views where inserts are asynchronous."""
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(clickhouse_connect, "get_client", lambda **options: asked.update(options))
+    open_client(parse_store("clickhouse://host"))
+    assert asked["settings"]["deduplicate_blocks_in_dependent_materialized_views"] == 1
+    assert asked["settings"]["async_insert"] == 0
+
+
+def test_the_query_api_takes_the_settings_of_its_own_client() -> None:
+    """The commands that read a store can also be pointed at a collector's query API."""
+    for name, value in SERVER_SETTINGS.items():
+        assert (name, str(value)) in _HARMLESS
 
 
 def test_a_password_is_never_shown() -> None:
