@@ -65,7 +65,7 @@ class Places(Generic[_Result]):
         """What the work returns, or raises.
 
         Raises:
-            BusyError: all places are taken.
+            BusyError: all places are taken, or this machine has no thread left.
             OverdueError: it has not ended after so long.
             EndingError: `end` was called.
         """
@@ -77,7 +77,12 @@ class Places(Generic[_Result]):
                 self._free.release()
                 raise EndingError
             self._running.add(call)
-        threading.Thread(target=self._run, args=(call,), name="moetrace-query", daemon=True).start()
+        thread = threading.Thread(target=self._run, args=(call,), name="moetrace-query", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._leave(call)
+            raise BusyError from error
         call.is_over.wait(wait_s)
         with self._lock:
             if call in self._running:
@@ -103,7 +108,10 @@ class Places(Generic[_Result]):
         except Exception as error:  # noqa: BLE001 - whoever waits raises it
             call.raised = error
         finally:
-            with self._lock:
-                self._running.discard(call)
-            self._free.release()
-            call.is_over.set()
+            self._leave(call)
+
+    def _leave(self, call: _Call[_Result]) -> None:
+        with self._lock:
+            self._running.discard(call)
+        self._free.release()
+        call.is_over.set()

@@ -96,3 +96,20 @@ def test_an_end_waits_for_nobody(work: Work) -> None:
     assert places.num_running == 1
     work.may_end.set()
     until_idle(places)
+
+
+def test_a_call_without_a_thread_leaves_its_place_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has no thread left for a moment refuses, and works again once it has."""
+    monkeypatch.setattr(overdue, "BUSY_WAIT_S", 0.0)
+    places: Places[str] = Places(1)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        for _ in range(2):
+            with pytest.raises(BusyError):
+                places.call(lambda: "done", wait_s=PATIENCE_S)
+            assert places.num_running == 0
+    assert places.call(lambda: "done", wait_s=PATIENCE_S) == "done"
