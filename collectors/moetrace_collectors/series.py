@@ -197,7 +197,7 @@ class SeriesBook:
 
     def forget_run(self, run_id: str) -> None:
         """Drop every label set of a run."""
-        for series in self._all.values():
+        for series in self._registered():
             series.forget_run(run_id)
 
     def collect(self) -> Sequence[Metric]:
@@ -210,10 +210,16 @@ class SeriesBook:
         with self._lock:
             for name, count in self._refusals.items():
                 refused.add_metric([name], count)
-        return [*(series.collect() for series in self._all.values()), refused]
+        return [*(series.collect() for series in self._registered()), refused]
+
+    def _registered(self) -> tuple[Counter | Gauge | Histogram, ...]:
+        # A scrape may come while a sink still registers its own; each series takes the lock by itself.
+        with self._lock:
+            return tuple(self._all.values())
 
     def _keep(self, series: _AnySeries) -> _AnySeries:
-        known = self._all.setdefault(series.spec.name, series)
+        with self._lock:
+            known = self._all.setdefault(series.spec.name, series)
         # One metric is of one kind: the catalogue says which.
         assert isinstance(known, type(series)), series.spec.name
         return known
