@@ -88,7 +88,7 @@ class BackgroundSink:
         self._handed_over: deque[_Batch] = deque()
         """In their order; the first is not written."""
         self._num_taken = self._num_written = 0
-        self._gave_up = self._closing = False
+        self._gave_up = self._closing = self._has_failed = False
         self._threads: tuple[threading.Thread, ...] = ()
 
     def start(self, write: Callable[[Writer], bool]) -> None:
@@ -206,11 +206,9 @@ class BackgroundSink:
             sink.abandon()
 
     def _is_working(self) -> bool:
-        if self._gave_up:
-            return False
-        if not self.is_alive():
+        if self._has_failed or not (self._gave_up or self.is_alive()):
             raise RuntimeError(f"a thread that writes to {self.name} has ended")
-        return True
+        return not self._gave_up
 
     def _taken(self, size: int) -> None:
         self._num_taken += 1
@@ -219,6 +217,16 @@ class BackgroundSink:
             self._oldest_ns = self._clock_ns()
 
     def _run(self, sink: BatchWriter, write: Callable[[Writer], bool]) -> None:
+        try:
+            self._write_batches(sink, write)
+        except BaseException:
+            # Not the same as a thread that has ended because there is nothing more to write.
+            with self._condition:
+                self._has_failed = True
+                self._condition.notify_all()
+            raise
+
+    def _write_batches(self, sink: BatchWriter, write: Callable[[Writer], bool]) -> None:
         while True:
             with self._condition:
                 while not self._waiting and not self._closing:
@@ -243,14 +251,15 @@ class BackgroundSink:
         with self._condition:
             while is_written and self._waits_for_earlier(batch):
                 self._condition.wait(CHECK_S)
-        # Also where the rows are given up: the sink then gives up both.
+            # An earlier batch will not come: what is found in this one must not stand without it.
+            is_written = is_written and self._handed_over[0] is batch
+        # Also where nothing more is written: the sink then gives up all it has.
         has_findings = bool(batch.findings)
         _give_all(sink, batch.findings)
         return write(sink) if is_written and has_findings else is_written
 
     def _waits_for_earlier(self, batch: _Batch) -> bool:
-        # Where a thread has ended, the batch before may never be written.
-        return self._handed_over[0] is not batch and not self._gave_up and self.is_alive()
+        return self._handed_over[0] is not batch and not (self._gave_up or self._has_failed)
 
 
 def _give_all(sink: BatchWriter, records: list[_Give]) -> None:

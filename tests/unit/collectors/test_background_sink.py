@@ -10,7 +10,6 @@ import pytest
 from moetrace_collectors.events import CollectorEvent, EventKind
 from moetrace_collectors.joiner import size_bytes
 from moetrace_collectors.model import JoinedStep, RankStep
-from moetrace_collectors.sinks import background
 from moetrace_collectors.sinks.background import MAX_EVENTS, BackgroundSink
 from moetrace_collectors.sinks.base import StepResult, Writer
 from moetrace_collectors.testing import SyntheticRun
@@ -267,10 +266,10 @@ def test_a_fault_in_the_thread_reaches_the_worker(
 
 
 class Two:
-    """A sink over two stores."""
+    """A sink over two stores, or more."""
 
-    def __init__(self, clock: Clock) -> None:
-        self.stores = (Store(), Store())
+    def __init__(self, clock: Clock, *, num_stores: int = 2) -> None:
+        self.stores = tuple(Store() for _ in range(num_stores))
         self.sink = BackgroundSink(
             self.stores, batch_bytes=BATCH_BYTES, batch_interval_ns=1_000, clock_ns=clock
         )
@@ -336,7 +335,9 @@ def test_verdicts_wait_for_the_batches_before(two: Two) -> None:
 
 
 def test_one_thread_that_gives_up_ends_all_and_nothing_is_forgotten(two: Two) -> None:
-    """What the other wrote behind it does not count; what nobody began is given up with the rest."""
+    """What the other wrote behind it does not count, and its verdicts do not stand without the rows before
+    them; what nobody began is given up with the rest.
+    """
     first, second = two.batch(1), two.batch(2)
     second.may_write.release()
     await_batches(second, 1)
@@ -347,19 +348,44 @@ def test_one_thread_that_gives_up_ends_all_and_nothing_is_forgotten(two: Two) ->
     assert not two.sink.finish()
     assert two.sink.num_written == 0
     assert not two.sink.is_alive()
-    assert second.batches[1:] == [["verdict 2"]], "it no longer waits"
+    assert second.batches[1:] == [], "verdict 2 without the rows of step 1"
     two.sink.abandon()
-    assert [*first.abandoned, *second.abandoned] == ["verdict 1", "third"]
+    assert sorted([*first.abandoned, *second.abandoned]) == ["third", "verdict 1", "verdict 2"]
 
 
-def test_a_thread_that_ended_is_not_waited_for(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its batch will never be written; the log has it."""
-    monkeypatch.setattr(background, "CHECK_S", 0.01)
+def test_a_thread_that_failed_is_not_waited_for(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its batch will never be written, nor what was found behind it; the log has both."""
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     first, second = two.batch(1), two.batch(2)
     first.fails = True
     first.may_write.release()
     for _ in range(2):
         second.may_write.release()
-    await_batches(second, 2)
+    with pytest.raises(RuntimeError, match="store has ended"):
+        two.batch(3)
+    two.sink.end()
+    assert second.batches == [["joined 2", "joined 2"]]
     assert two.sink.num_written == 0
+
+
+def test_at_the_end_verdicts_still_wait_for_the_batch_before(clock: Clock) -> None:
+    """A third thread that ends because nothing is left for it is no reason to write them too early."""
+    two = Two(clock, num_stores=3)
+    two.sink.start(two.write)
+    first, second = two.batch(1), two.batch(2)
+    ending = threading.Thread(target=two.sink.end, daemon=True)
+    ending.start()
+    for _ in range(int(DEADLINE_S * 100)):
+        if not two.sink.is_alive():
+            break
+        threading.Event().wait(0.01)
+    assert not two.sink.is_alive(), "the idle thread has ended"
+    second.may_write.release()
+    await_batches(second, 1)
+    assert not second.began.acquire(timeout=0.2), "verdict 2 before rows and verdict of step 1"
+    for store in (first, first, second):
+        store.may_write.release()
+    ending.join(DEADLINE_S)
+    assert not ending.is_alive()
+    assert two.sink.num_written == two.sink.num_taken
+    assert (first.batches[1:], second.batches[1:]) == ([["verdict 1"]], [["verdict 2"]])
