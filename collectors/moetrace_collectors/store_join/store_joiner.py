@@ -135,6 +135,8 @@ class StoreJoiner:
         self._unsaid: list[ReuseNotice] = []
         self._unwritten: list[StepResult] = []
         self._unwritten_rows: list[TableColumns | TableRows] = []
+        self._unmarked: set[tuple[str, int]] = set()
+        """(run, unix ns) of rank steps whose counts come behind a verdict, until their minutes are marked."""
         self._engine = VerdictEngine()
         self._remembers = False
         self._has_told_waiting = False
@@ -161,6 +163,7 @@ class StoreJoiner:
 
     def _turn(self) -> None:
         self._write()
+        self._mark_minutes()
         now_ms = self._now_ms()
         found = self._finder.look(now_ms, remember=not self._remembers)
         self._notice(found.again, now_ms)
@@ -240,11 +243,23 @@ class StoreJoiner:
             late = _late(of_run, self._maps(of_run))
             if not late:
                 continue
-            self._unwritten_rows.append(expert_loads(late))
+            starts = {(run_id, one.start_unix_ns) for one in late}
+            # A process that is killed behind the counts does not come to mark them after that.
+            self._unwritten_rows += [not_rolled_up(starts, now_ms=self._now_ms()), expert_loads(late)]
+            self._unmarked |= starts
             self._write()
-            self._unwritten_rows.append(not_rolled_up(late, now_ms=self._now_ms()))
-            self._write()
-            self._on_grown((run_id, one.start_unix_ns) for one in late)
+            self._mark_minutes()
+
+    def _mark_minutes(self) -> None:
+        """Have minutes rolled up again whose counts are in the store now.
+
+        Also where the turn must not go on: a later one does not find the counts untold.
+        """
+        if self._unmarked:
+            self._unwritten_rows.append(not_rolled_up(self._unmarked, now_ms=self._now_ms()))
+            self._insert_all()
+            starts, self._unmarked = self._unmarked, set()
+            self._on_grown(sorted(starts))
 
     def _steps(self, sql: str, run_id: str, steps: list[int]) -> list[int]:
         rows = self._rows(sql, {"run": run_id, "steps": steps})
@@ -335,6 +350,14 @@ class StoreJoiner:
         self._check()
         # The ledger before the steps: a reader who sees an epoch's steps finds the epoch.
         self._ledger.flush()
+        self._insert_all()
+        results, self._unwritten = self._unwritten, []
+        self._finder.done((result.joined.run_id, result.joined.step) for result in results)
+        if results:
+            self._on_written(results)
+        self._num_written += len(results)
+
+    def _insert_all(self) -> None:
         while self._unwritten_rows:
             rows = self._unwritten_rows[0]
             try:
@@ -345,11 +368,6 @@ class StoreJoiner:
                 # The same rows would be refused for ever and hold up every step behind them.
                 self._on_lost(rows.table, len(rows), first_line(error))
             self._unwritten_rows.pop(0)
-        results, self._unwritten = self._unwritten, []
-        self._finder.done((result.joined.run_id, result.joined.step) for result in results)
-        if results:
-            self._on_written(results)
-        self._num_written += len(results)
 
     def _insert(self, rows: TableColumns | TableRows) -> None:
         database = self._settings.database

@@ -85,7 +85,7 @@ def test_a_server_is_asked_to_shard_what_it_sums(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_insert_is_answered_once_its_rows_are_in_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a profile says; a server refuses to deduplicate through views where inserts are asynchronous."""
+    """Whatever a profile says; servers do not deduplicate through views where inserts are asynchronous."""
     asked: dict[str, Any] = {}
     monkeypatch.setattr(clickhouse_connect, "get_client", lambda **options: asked.update(options))
     open_client(parse_store("clickhouse://host"))
