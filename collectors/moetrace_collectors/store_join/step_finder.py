@@ -2,7 +2,8 @@
 
 Each look goes back to a quarter of an hour before the last one, by the store's clock, which says when rows
 came to it and not when a collector had them: however long rows waited for the store, they are found. The
-first look goes back as far as the user wants, also by the collectors' clocks.
+first look goes back as far as the user wants, also by the collectors' clocks. So does one now and then, for
+collectors of an older version that are still at work during an upgrade and note no arrivals.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ REMEMBERED_STEPS = 256
 RECENT_MS = 900_000
 """How far back from the last turn rows are looked for, beside the timeout, ms: a row is stamped before it can
 be read, and replicas and their clocks lag."""
+
+WRITTEN_EVERY_MS = 300_000
+"""Between two looks by the clocks of the collectors, ms."""
+WRITTEN_BEFORE_MS = 60_000
+"""How old rows are then at least, ms: a collector that joins writes its verdicts behind them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +88,8 @@ class StepFinder:
         self._looked_ms = 0
         self._turned_ms: int | None = None
         """The store's time at the last look after which everything was judged."""
+        self._written_ms = 0
+        """The store's time at the last look by the collectors' clocks."""
 
     @property
     def num_remembered(self) -> int:
@@ -97,7 +105,9 @@ class StepFinder:
         """
         self._looked_ms = now_ms
         since_ms = self._since_ms(now_ms)
-        self._seen = seen = self._arrived(since_ms)
+        by_collectors = self._turned_ms is None or not 0 <= now_ms - self._written_ms < WRITTEN_EVERY_MS
+        self._seen = seen = self._written(since_ms, now_ms) if by_collectors else {}
+        seen.update(self._arrived(since_ms))
         in_window = set(seen)
         for key, waited_for in self._open.items():
             # However long ago it was found: from its first row on.
@@ -127,6 +137,8 @@ class StepFinder:
         stays = in_window.union(_key(row) for row in there)
         # Also those that have closed: the turn may end before they are judged.
         self._open = {key: seen[key] for key in waiting if key in stays}
+        if by_collectors:
+            self._written_ms = now_ms
         return Found(
             closed=self._closed(there, now_ms),
             judged=self._closed(self._there(newest), now_ms),
@@ -153,15 +165,15 @@ class StepFinder:
             look_back_ms = min(look_back_ms, now_ms - self._turned_ms + RECENT_MS + 2 * self._timeout_ms)
         return now_ms - look_back_ms
 
+    def _written(self, since_ms: int, now_ms: int) -> dict[StepKey, Arrived]:
+        before_ms = None if self._turned_ms is None else now_ms - WRITTEN_BEFORE_MS
+        rows = self._ask(queries.WRITTEN, {"since_ms": since_ms, "run": self._run_id})
+        written = {_key(row): _arrived(row, arrivals=0) for row in rows}
+        return {key: one for key, one in written.items() if before_ms is None or one.last_ms <= before_ms}
+
     def _arrived(self, since_ms: int) -> dict[StepKey, Arrived]:
-        parameters = {"since_ms": since_ms, "run": self._run_id}
-        seen: dict[StepKey, Arrived] = {}
-        if self._turned_ms is None:
-            for row in self._ask(queries.WRITTEN, parameters):
-                seen[_key(row)] = _arrived(row, arrivals=0)
-        for row in self._ask(queries.ARRIVED, parameters):
-            seen[_key(row)] = _arrived(row, arrivals=int(row["arrivals"]))
-        return seen
+        rows = self._ask(queries.ARRIVED, {"since_ms": since_ms, "run": self._run_id})
+        return {_key(row): _arrived(row, arrivals=int(row["arrivals"])) for row in rows}
 
     def _judged(self, keys: Iterable[StepKey]) -> set[StepKey]:
         return {

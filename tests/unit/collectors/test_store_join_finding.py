@@ -14,7 +14,13 @@ from moetrace_collectors.model import ExpertCounts
 from moetrace_collectors.store_clock import HOUR_MS
 from moetrace_collectors.store_join import queries
 from moetrace_collectors.store_join.folding import folded, late_counts
-from moetrace_collectors.store_join.step_finder import RECENT_MS, Found, StepFinder
+from moetrace_collectors.store_join.step_finder import (
+    RECENT_MS,
+    WRITTEN_BEFORE_MS,
+    WRITTEN_EVERY_MS,
+    Found,
+    StepFinder,
+)
 from moetrace_collectors.testing import SyntheticRun
 from moetrace_schemas.enums import COUNT_KIND_CODE, CountIds, CountKind
 
@@ -35,11 +41,20 @@ class FakeStore:
     named: list[tuple[str, list[int]]] = field(default_factory=list)
     """(query, steps) of each question that names steps."""
     windows_ms: list[int] = field(default_factory=list)
+    written: list[tuple[int, int]] = field(default_factory=list)
+    """(step, received ms) of whole steps that have no arrivals."""
+    num_by_collectors: int = 0
+    """How often it was asked for them."""
 
     def ask(self, sql: str, parameters: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Rows of a query."""
         if sql == queries.WRITTEN:
-            return []
+            self.num_by_collectors += 1
+            return [
+                {"run_id": "r", "step": step, "first_ms": at_ms, "last_ms": at_ms}
+                for step, at_ms in self.written
+                if at_ms >= parameters["since_ms"]
+            ]
         if sql == queries.ARRIVED:
             since_ms = parameters["since_ms"]
             self.windows_ms.append(since_ms)
@@ -62,6 +77,7 @@ class FakeStore:
         if name == "again":
             return []
         ranks = {step: {rank for one, rank, _ in self.stored if one == step} for step in asked}
+        ranks |= {step: {0, 1} for step, _ in self.written if step in asked}
         ranks = {step: there for step, there in ranks.items() if step not in self.expired}
         whole = {"world_size": 2, "world_sizes": 1, "num_microbatches": 1}
         return [{"step": step, "records": len(there), **whole} for step, there in ranks.items()]
@@ -199,6 +215,38 @@ def test_a_clock_that_is_put_back_does_not_hold_up_a_step() -> None:
     assert look(store, finding, back_ms).closed == ()
     found = look(store, finding, back_ms + TIMEOUT_MS)
     assert sorted(step.step for step in found.closed) == [1, 2]
+
+
+def test_steps_of_a_collector_without_arrivals_are_found_while_the_join_runs() -> None:
+    """In a rolling upgrade an older one is still at work; each step is judged once, the store seldom asked."""
+    store = FakeStore()
+    finding = finder(store)
+    start_ms = 100 * HOUR_MS
+    look(store, finding, start_ms)
+    judged: list[int] = []
+    for second in range(1, 1_200):
+        now_ms = start_ms + 1_000 * second
+        if second % 10 == 0:
+            store.written.append((second, now_ms))
+        judged += [step.step for step in look(store, finding, now_ms).closed]
+    found_before_s = (1_200 // 300) * 300 - 300 - WRITTEN_BEFORE_MS // 1_000
+    assert judged == sorted(set(judged))
+    assert set(judged) >= set(range(10, found_before_s, 10))
+    assert store.num_by_collectors <= 1 + 1_200_000 // WRITTEN_EVERY_MS
+
+
+def test_steps_of_a_collector_that_joins_are_left_to_it() -> None:
+    """Its verdicts come behind its rows: half a minute later they are not this one's to judge."""
+    store = FakeStore()
+    finding = finder(store)
+    start_ms = 100 * HOUR_MS
+    look(store, finding, start_ms)
+    for second in range(1, 1_200):
+        now_ms = start_ms + 1_000 * second
+        store.written.append((second, now_ms))
+        store.judged.add(second - 30)
+        assert look(store, finding, now_ms).closed == ()
+    assert finding.num_remembered <= (RECENT_MS + 2 * TIMEOUT_MS) // 1_000 + 1
 
 
 def test_counts_that_were_written_before_the_verdict_are_counted_once() -> None:
