@@ -13,8 +13,9 @@ another one may have been at work, and may have ended again. A thread says it wh
 whatever the turn waits for.
 
 Where the store's clock is put back, what was said before comes from the future: it does not count, and
-everyone begins anew under another name, because of one name the store keeps the latest sign only. Where it
-is put forward by a minute, two may be at work until the next turn of each.
+everyone begins anew under another name, because of one name the store keeps the latest sign only. The old
+name leaves behind that sign too, or it would come to life when the clock gets there again. Where the clock is
+put forward by a minute, two may be at work until the next turn of each.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ US_PER_S = 1_000_000
 BEAT = """
 INSERT INTO {database:Identifier}.join_leases (holder, run_id, begun_at, beat_at, has_left)
 SELECT {holder:String}, {run:String},
-       if({begun_us:Int64} = 0, now64(6), fromUnixTimestamp64Micro({begun_us:Int64})), now64(6), {left:UInt8}
+       if({begun_us:Int64} = 0, now64(6), fromUnixTimestamp64Micro({begun_us:Int64})),
+       if({at_us:Int64} = 0, now64(6), fromUnixTimestamp64Micro({at_us:Int64})), {left:UInt8}
 """
 HOLDERS = """
 SELECT holder, begun_us, toUnixTimestamp64Micro(now64(6)) AS now_us
@@ -50,15 +52,16 @@ FROM
     SELECT holder, toUnixTimestamp64Micro(argMax(begun_at, beat_at)) AS begun_us
     FROM {database:Identifier}.join_leases
     WHERE beat_at >= now64(6) - toIntervalSecond({lease_s:UInt32})
-      AND beat_at <= now64(6) + toIntervalSecond({lease_s:UInt32})
+      AND beat_at <= now64(6) + toIntervalSecond(3 * {lease_s:UInt32})
       AND ({run:String} = '' OR run_id = '' OR run_id = {run:String})
     GROUP BY holder
-    HAVING argMax(has_left, beat_at) = 0
+    HAVING argMax(has_left, beat_at) = 0 AND max(beat_at) <= now64(6) + toIntervalSecond({lease_s:UInt32})
 )
 ORDER BY begun_us, holder
 """
 """The store's clock, and, in the rows with a name, those that live and join the same runs, the one that is at
-work first."""
+work first. Looks further ahead than it believes a sign, so that a name which has left there is seen to have
+before its last sign of life counts."""
 
 
 class JoinLease:
@@ -140,6 +143,9 @@ class JoinLease:
         rows = self._beat_and_see()
         store_us = int(rows[0]["now_us"])
         if store_us < self._store_us - LEASE_S * US_PER_S:
+            # Its last sign may have been given since the store was asked for its clock.
+            since_s = 0.0 if self._beat_s is None else now_s - self._beat_s
+            self._beat(left=1, at_us=self._store_us + int(since_s * US_PER_S) + 1)
             self._beat(left=1)
             self.name = _new_name()
             self._begin()
@@ -171,8 +177,14 @@ class JoinLease:
                     self._beat(left=1)
             self._beat_s = None
 
-    def _beat(self, *, left: int) -> None:
-        values: Mapping[str, Any] = {"holder": self.name, "begun_us": self._begun_us, "left": left}
+    def _beat(self, *, left: int, at_us: int = 0) -> None:
+        """Say it, of now or of another time."""
+        values: Mapping[str, Any] = {
+            "holder": self.name,
+            "begun_us": self._begun_us,
+            "left": left,
+            "at_us": at_us,
+        }
         self._client.command(BEAT, parameters={**self._bound, **values})
 
 

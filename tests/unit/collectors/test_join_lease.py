@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from moetrace_collectors.store_join.lease import BEAT, HOLDERS, LEASE_S, JoinLease, StandIn
 from query_answer import Answer
 
@@ -15,40 +17,48 @@ DEADLOCK_S = 60.0
 
 @dataclass
 class FakeStore:
-    """Signs of life, of each name the one with the latest time, by the clock of the store."""
+    """Signs of life by the clock of the store."""
 
     now_s: float = 0.0
     """Of the processes; the store's is this and `set_s`."""
     set_s: float = 1_000_000.0
-    beats: dict[str, tuple[float, int, int]] = field(default_factory=dict)
-    """(when, begun us, has left) by holder."""
+    beats: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
+    """(when, begun us, has left) by holder, times in us."""
+    has_merged: bool = True
+    """Of each name the sign with the latest time is left."""
     has_beaten: threading.Condition = field(default_factory=threading.Condition)
 
     def command(self, query: str, *, parameters: dict[str, Any]) -> None:
         """A sign of life."""
         assert query == BEAT
         with self.has_beaten:
-            at_s, name = self.now_s + self.set_s, parameters["holder"]
+            now_us, name = self.now_us, parameters["holder"]
             # Nobody begins at the very same moment.
-            begun_us = parameters["begun_us"] or int(at_s * 1e6) + len(self.beats)
-            self.beats[name] = max(
-                (at_s, begun_us, parameters["left"]),
-                self.beats.get(name, (0.0, 0, 0)),
-                key=lambda one: one[0],
-            )
+            begun_us = parameters["begun_us"] or now_us + len(self.beats)
+            signs = self.beats.setdefault(name, [])
+            signs.append((parameters["at_us"] or now_us, begun_us, parameters["left"]))
+            if self.has_merged:
+                # Of two at one time the later one.
+                self.beats[name] = [max(reversed(signs), key=lambda sign: sign[0])]
             self.has_beaten.notify_all()
 
     def query(self, query: str, *, parameters: dict[str, Any]) -> Answer:
         """Who lives."""
         assert query == HOLDERS
-        store_s = self.now_s + self.set_s
-        living = [
-            (begun, name)
-            for name, (at, begun, has_left) in self.beats.items()
-            if abs(at - store_s) <= LEASE_S and not has_left
-        ]
+        now_us, lease_us = self.now_us, parameters["lease_s"] * 1_000_000
+        living = []
+        for name, signs in self.beats.items():
+            looked_at = [sign for sign in signs if -lease_us <= sign[0] - now_us <= 3 * lease_us]
+            at_us, begun_us, has_left = max(reversed(looked_at), key=lambda sign: sign[0], default=(0, 0, 1))
+            if not has_left and at_us - now_us <= lease_us:
+                living.append((begun_us, name))
         rows = [{"holder": name, "begun_us": begun} for begun, name in [(0, ""), *sorted(living)]]
-        return Answer([{**row, "now_us": int(store_s * 1e6)} for row in rows])
+        return Answer([{**row, "now_us": now_us} for row in rows])
+
+    @property
+    def now_us(self) -> int:
+        """The store's clock."""
+        return int((self.now_s + self.set_s) * 1e6)
 
     def lease(self, *, silent: bool = False) -> JoinLease:
         """Of a further process, whose thread looks at the clock all the time, or not at all."""
@@ -77,7 +87,7 @@ class LongTurn:
             self.store.now_s += 10.0
             with self.store.has_beaten:
                 assert self.store.has_beaten.wait_for(
-                    lambda: self.store.beats[self.name][0] == self.store.now_s + self.store.set_s,
+                    lambda: self.store.beats[self.name][-1][0] == self.store.now_us,
                     timeout=DEADLOCK_S,
                 ), "no sign of life"
             self.other_held.append(self.other.holds())
@@ -187,3 +197,39 @@ def test_who_has_died_before_the_clock_was_put_back_is_not_waited_for() -> None:
     store.set_s -= 3_600.0
     store.now_s += 1.0
     assert store.lease().holds()
+
+
+@pytest.mark.parametrize("has_merged", [True, False])
+def test_a_name_of_before_stays_gone_when_the_clock_gets_there_again(has_merged: bool) -> None:
+    """The last signs of the old names are of that time, and must not hold up who is at work then."""
+    store = FakeStore(has_merged=has_merged)
+    first, second = store.lease(), store.lease()
+    held = []
+    for _ in range(30):
+        held.append((first.holds(), second.holds()))
+        store.now_s += 5.0
+    assert set(held) == {(True, False)}
+    store.set_s -= 3_600.0
+    held = []
+    for _ in range(3_600 // 5 + 60):
+        held.append((first.holds(), second.holds()))
+        store.now_s += 5.0
+    assert set(held[1:]) == {held[1]}, "one and always the same"
+    assert sorted(held[1]) == [False, True]
+
+
+def test_a_sign_of_which_the_store_did_not_tell_the_time_is_left_behind_too() -> None:
+    """The clock was asked a while before it was put back; signs were given since, and their answers lost."""
+    store = FakeStore()
+    first = store.lease()
+    assert first.holds()
+    name = first.name
+    store.now_s += 20.0
+    store.command(
+        BEAT, parameters={"holder": name, "begun_us": store.beats[name][0][1], "left": 0, "at_us": 0}
+    )
+    store.set_s -= 3_600.0
+    store.now_s += 1.0
+    assert first.holds()
+    assert name != first.name
+    assert [has_left for _, _, has_left in store.beats[name]] == [1]

@@ -218,7 +218,7 @@ def test_a_clock_that_is_put_back_does_not_hold_up_a_step() -> None:
 
 
 def test_steps_of_a_collector_without_arrivals_are_found_while_the_join_runs() -> None:
-    """In a rolling upgrade an older one is still at work; each step is judged once, the store seldom asked."""
+    """In a rolling upgrade an older one is at work; each step is judged once, the store seldom asked."""
     store = FakeStore()
     finding = finder(store)
     start_ms = 100 * HOUR_MS
