@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 from moetrace_collectors.store_clock import HOUR_MS
@@ -209,7 +210,7 @@ class StepFinder:
 
 
 def in_batches(closed: Sequence[ClosedStep], *, steps: int, records: int) -> list[list[ClosedStep]]:
-    """Closed steps of one run each, in their order; a run's batches stand together.
+    """Closed steps of one run each, in their order; the runs take turns, so that none waits for all of another.
 
     Args:
         closed: of any runs.
@@ -225,7 +226,7 @@ def in_batches(closed: Sequence[ClosedStep], *, steps: int, records: int) -> lis
             left[step.run_id] = records
         batches[-1].append(step)
         left[step.run_id] -= step.num_records
-    return [batch for batches in by_run.values() for batch in batches]
+    return [batch for turn in zip_longest(*by_run.values()) for batch in turn if batch is not None]
 
 
 def _key(row: Mapping[str, Any]) -> StepKey:

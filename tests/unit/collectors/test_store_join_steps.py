@@ -65,11 +65,11 @@ def test_a_batch_is_of_one_run_and_of_so_many_rank_steps() -> None:
     batches = in_batches(closed, steps=3, records=10)
     assert [[(one.run_id, one.step) for one in batch] for batch in batches] == [
         [("a", 0), ("a", 2)],
+        [("b", 1), ("b", 3), ("b", 6)],
         [("a", 4)],
+        [("b", 7)],
         [("a", 5)],
         [("a", 8)],
-        [("b", 1), ("b", 3), ("b", 6)],
-        [("b", 7)],
     ]
 
 
