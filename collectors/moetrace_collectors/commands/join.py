@@ -82,7 +82,8 @@ def _join(address: StoreAddress, arguments: argparse.Namespace, undo: ExitStack)
     from moetrace_collectors.roll_ups.roll_up import RollUp, RollUpSettings
     from moetrace_collectors.roll_ups.thread import RollUpThread
     from moetrace_collectors.store_join.lease import JoinLease, StandIn, Turns
-    from moetrace_collectors.store_join.store_joiner import JoinSettings, StoreJoiner, join_until
+    from moetrace_collectors.store_join.store_joiner import JoinSettings, StoreJoiner
+    from moetrace_collectors.store_join.turns import join_until
 
     endpoint = join_endpoint.open_endpoint(arguments, undo)
     # A store that is not there or not as it must be is said at once; one that goes away is waited for.

@@ -210,7 +210,7 @@ class StepFinder:
 
 
 def in_batches(closed: Sequence[ClosedStep], *, steps: int, records: int) -> list[list[ClosedStep]]:
-    """Closed steps of one run each, in their order; the runs take turns, so that none waits for all of another.
+    """Closed steps of one run each, in their order; the runs take turns, so that none waits for another.
 
     Args:
         closed: of any runs.

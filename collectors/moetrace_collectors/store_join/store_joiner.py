@@ -10,7 +10,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.events import CollectorEvent, EventKind
@@ -34,7 +35,6 @@ from moetrace_collectors.store_join.executions import (
 )
 from moetrace_collectors.store_join.folding import folded, late_counts
 from moetrace_collectors.store_join.join_ledger import JoinLedger
-from moetrace_collectors.store_join.lease import Turns
 from moetrace_collectors.store_join.minutes_again import not_rolled_up
 from moetrace_collectors.store_join.rank_rows import StoredRows, rank_steps_of_rows
 from moetrace_collectors.store_join.step_finder import (
@@ -59,10 +59,9 @@ PARTS = {
     "waits": queries.WAITS,
 }
 """Parts of a rank step, as StoredRows names them, and the query of each."""
-LONGEST_WAIT_S = 30.0
-"""Between two turns while the store is away."""
 
 logger = logging.getLogger(__name__)
+_Made = TypeVar("_Made")
 
 
 class _TurnEndsError(Exception):
@@ -134,6 +133,8 @@ class StoreJoiner:
         self._watch = ExecutionWatch()
         self._unsaid: list[ReuseNotice] = []
         self._unwritten: list[StepResult] = []
+        self._unrendered: list[StepResult] = []
+        """Those of which no rows have been made yet."""
         self._unwritten_rows: list[TableColumns | TableRows] = []
         self._unmarked: set[tuple[str, int]] = set()
         """(run, unix ns) of rank steps whose counts come behind a verdict, until their minutes are marked."""
@@ -172,8 +173,10 @@ class StoreJoiner:
             self._remember([step for step in found.judged if (step.run_id, step.step) not in again])
         for batch in _batches(found.closed):
             self._check()
-            self._judge_and_keep(batch, again)
+            no_memory = self._judge_and_keep(batch, again)
             self._write()
+            if no_memory is not None:
+                raise no_memory
         # Last: at a start these are all steps that were judged before.
         self._catch_up(found.grown)
         if not self._has_told_waiting:
@@ -239,13 +242,18 @@ class StoreJoiner:
         untold = self._steps(queries.UNTOLD, run_id, steps) if steps else []
         for start in range(0, len(untold), STEPS_AT_ONCE):
             by_step = self._of_steps(run_id, untold[start : start + STEPS_AT_ONCE], COUNTS)
-            of_run = [one for ones in by_step.values() for one in ones]
-            late = _late(of_run, self._maps(of_run))
-            if not late:
+            maps = self._maps([one for ones in by_step.values() for one in ones])
+            late = {
+                step: made
+                for step, ones in by_step.items()
+                if (made := self._guarded(run_id, step, partial(_late, ones, maps)))
+            }
+            rows = self._counts(run_id, late)
+            if not rows:
                 continue
-            starts = {(run_id, one.start_unix_ns) for one in late}
+            starts = {(run_id, one.start_unix_ns) for ones in late.values() for one in ones}
             # A process that is killed behind the counts does not come to mark them after that.
-            self._unwritten_rows += [not_rolled_up(starts, now_ms=self._now_ms()), expert_loads(late)]
+            self._unwritten_rows += [not_rolled_up(starts, now_ms=self._now_ms()), *rows]
             self._unmarked |= starts
             self._write()
             self._mark_minutes()
@@ -265,26 +273,31 @@ class StoreJoiner:
         rows = self._rows(sql, {"run": run_id, "steps": steps})
         return sorted(int(row["step"]) for row in rows)
 
-    def _judge_and_keep(self, batch: Sequence[ClosedStep], again: set[StepKey]) -> None:
+    def _judge_and_keep(self, batch: Sequence[ClosedStep], again: set[StepKey]) -> UsageError | None:
+        """Returns why not all are judged, if so: those before are kept, and the others are found again."""
         # All reading first: what has been judged must be kept, or the engine would see it twice.
         run_id = batch[0].run_id
         steps, counts = self._joined(batch)
         versions = {one.placement_version for _, joined in steps for one in joined.rank_steps}
         self._ledger.prepare(run_id, versions - {0})
-        results = []
+        # Counts before verdicts: who sees a verdict finds what it rests on.
+        self._unwritten_rows += counts
         for closed, joined in steps:
             if self._is_shared(joined):
                 reason = TWO_JOBS
             elif (run_id, closed.step) in again:
                 reason = EXECUTED_AGAIN
             else:
-                results.append(self._judged(joined))
-                continue
-            results.append(StepResult(joined=joined, verdict=no_verdict(joined, reason), loads=()))
-        self._ledger.take(results)
-        self._unwritten = results
-        # Counts before verdicts: who sees a verdict finds what it rests on.
-        self._unwritten_rows = [*counts, *(rows for rows in verdict_rows(results) if len(rows))]
+                reason = ""
+            try:
+                result = _unjudged(joined, reason) if reason else self._judged(joined)
+                self._unwritten.append(result)
+                self._unrendered.append(result)
+                take = partial(self._ledger.take, [result])
+                self._guarded(run_id, closed.step, take, table="placement_ledger")
+            except UsageError as error:
+                return error
+        return None
 
     def _is_shared(self, joined: JoinedStep) -> bool:
         return self._watch.is_shared(joined.run_id, joined.rank_steps[0].start_unix_ns)
@@ -297,11 +310,13 @@ class StoreJoiner:
                 loads=layer_loads(joined),
                 violations=group_violations(joined),
             )
+        except MemoryError as error:
+            raise UsageError(f"no memory to judge run {joined.run_id}, step {joined.step}") from error
         except Exception as error:
             # As in a collector: a fault of ours in one step must not hold up those behind it.
             logger.exception("no verdict for run %s, step %d", joined.run_id, joined.step)
             reason = f"The verdict stage failed with {type(error).__name__}; see the log of moetrace join."
-            return StepResult(joined=joined, verdict=no_verdict(joined, reason), loads=())
+            return _unjudged(joined, reason)
 
     def _joined(
         self, batch: Sequence[ClosedStep]
@@ -311,32 +326,80 @@ class StoreJoiner:
         by_step = self._of_steps(run_id, [step.step for step in batch], PARTS)
         of_run = [one for ones in by_step.values() for one in ones]
         maps = self._maps(of_run)
-        # Rows of a step may expire after it was counted, or this replica has them not yet.
-        steps = [
-            (closed, joined_step(closed, [folded(one, maps) for one in by_step[closed.step]]))
-            for closed in batch
-            if closed.step in by_step
-        ]
-        late = _late(of_run, maps)
-        return steps, [expert_loads(late)] if late else []
+        steps, late = [], {}
+        for closed in batch:
+            # Rows of a step may expire after it was counted, or this replica has them not yet.
+            ones = by_step.get(closed.step)
+            made = ones and self._guarded(run_id, closed.step, partial(_folded, closed, ones, maps))
+            if made:
+                joined, late[closed.step] = made
+                steps.append((closed, joined))
+            elif ones:
+                self._finder.done([(run_id, closed.step)])
+        return steps, self._counts(run_id, late)
+
+    def _counts(self, run_id: str, late: Mapping[int, Sequence[RankStep]]) -> list[TableColumns]:
+        """Rows of `expert_loads`, of all steps together where that works."""
+        late = {step: ones for step, ones in late.items() if ones}
+        try:
+            return [expert_loads([one for ones in late.values() for one in ones])] if late else []
+        except Exception:  # noqa: BLE001 - each alone says what is wrong
+            alone = [
+                self._guarded(run_id, step, partial(expert_loads, ones), table="expert_loads")
+                for step, ones in late.items()
+            ]
+            return [rows for rows in alone if rows is not None]
+
+    def _render(self) -> None:
+        """Make the rows of what is judged."""
+        try:
+            self._unwritten_rows += [rows for rows in verdict_rows(self._unrendered) if len(rows)]
+        except Exception:  # noqa: BLE001 - each alone says what is wrong
+            while self._unrendered:
+                result = self._unrendered[0]
+                run_id, step = result.joined.run_id, result.joined.step
+                made = self._guarded(run_id, step, partial(verdict_rows, [result]), table="step_verdicts")
+                self._unwritten_rows += [rows for rows in made or () if len(rows)]
+                self._unrendered.pop(0)
+        self._unrendered = []
+
+    def _guarded(
+        self, run_id: str, step: int, make: Callable[[], _Made], *, table: str = "rank_steps"
+    ) -> _Made | None:
+        """What is made of one step; None, and told as lost, where that fails: it must not hold up others.
+
+        Raises:
+            UsageError: there is no memory for it now.
+        """
+        try:
+            return make()
+        except MemoryError as error:
+            raise UsageError(f"no memory for run {run_id}, step {step}") from error
+        except Exception as error:
+            logger.exception("run %s, step %d: nothing for %s", run_id, step, table)
+            self._on_lost(table, 1, f"run {run_id}, step {step}: {type(error).__name__}: {first_line(error)}")
+            return None
 
     def _of_steps(self, run_id: str, steps: list[int], parts: Mapping[str, str]) -> dict[int, list[RankStep]]:
         """Rank steps by step number, with some of their parts; without steps of which none can be made."""
         named = {"run": run_id, "steps": steps}
-        records = self._rows(queries.RANK_STEPS, named)
-        stored = StoredRows(records=records, **{part: self._rows(sql, named) for part, sql in parts.items()})
+        records: list[Mapping[str, Any]] = []
         try:
-            return rank_steps_of_rows(stored)
-        except MemoryError as error:
-            raise UsageError(f"no memory to read {len(records)} rank steps of run {run_id}") from error
+            records = self._rows(queries.RANK_STEPS, named)
+            read = {part: self._rows(sql, named) for part, sql in parts.items()}
+            return rank_steps_of_rows(StoredRows(records=records, **read))
+        except (self._error, OSError, _TurnEndsError):
+            raise
         except Exception as error:
             if len(steps) > 1:
                 alone = [self._of_steps(run_id, [step], parts) for step in steps]
                 return {step: ones for found in alone for step, ones in found.items()}
+            if isinstance(error, MemoryError):
+                raise UsageError(f"no memory to read run {run_id}, step {steps[0]}") from error
             # Rows that no collector of this version writes: they must not hold up the steps behind them.
             logger.exception("run %s, step %d does not read", run_id, steps[0])
             reason = f"run {run_id}, step {steps[0]}: {type(error).__name__}: {first_line(error)}"
-            self._on_lost("rank_steps", len(records), reason)
+            self._on_lost("rank_steps", max(1, len(records)), reason)
             self._finder.done([(run_id, steps[0])])
             return {}
 
@@ -350,6 +413,7 @@ class StoreJoiner:
         self._check()
         # The ledger before the steps: a reader who sees an epoch's steps finds the epoch.
         self._ledger.flush()
+        self._render()
         self._insert_all()
         results, self._unwritten = self._unwritten, []
         self._finder.done((result.joined.run_id, result.joined.step) for result in results)
@@ -397,6 +461,17 @@ def _late(rank_steps: Sequence[RankStep], maps: Mapping[int, EpochMap | None]) -
     return [counts for one in rank_steps if (counts := late_counts(one, maps)) is not None]
 
 
+def _folded(
+    closed: ClosedStep, ones: Sequence[RankStep], maps: Mapping[int, EpochMap | None]
+) -> tuple[JoinedStep, list[RankStep]]:
+    """A step with all its counts, and the rank steps with those that `expert_loads` has not."""
+    return joined_step(closed, [folded(one, maps) for one in ones]), _late(ones, maps)
+
+
+def _unjudged(joined: JoinedStep, reason: str) -> StepResult:
+    return StepResult(joined=joined, verdict=no_verdict(joined, reason), loads=())
+
+
 def _event(notice: ReuseNotice, now_ms: int) -> CollectorEvent:
     return CollectorEvent(
         time_unix_ms=now_ms,
@@ -407,29 +482,3 @@ def _event(notice: ReuseNotice, now_ms: int) -> CollectorEvent:
         rank=notice.rank,
         detail=notice.text,
     )
-
-
-def join_until(
-    joiner: Turns,
-    *,
-    stopped: Callable[[float], bool],
-    interval_s: float,
-    on_turn: Callable[[int], None],
-    on_failed: Callable[[UsageError], None],
-    go_on: Callable[[], bool] = lambda: True,
-) -> None:
-    """Turn after turn until `stopped`, which waits for so many seconds, says so.
-
-    A store that is away is asked again, each time after a longer wait. A turn with much to do ends early
-    once `go_on` says no.
-    """
-    wait_s = interval_s
-    while True:
-        try:
-            on_turn(joiner.turn(go_on=go_on))
-            wait_s = interval_s
-        except UsageError as error:
-            on_failed(error)
-            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-        if stopped(wait_s):
-            return

@@ -15,7 +15,7 @@ from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks import placement_ledger
 from moetrace_collectors.sinks.base import StepResult
 from moetrace_collectors.store_clock import HOUR_MS, NOW
-from moetrace_collectors.store_join import queries
+from moetrace_collectors.store_join import queries, store_joiner
 from moetrace_collectors.store_join.closed_steps import ClosedStep, joined_step
 from moetrace_collectors.store_join.join_ledger import JoinLedger
 from moetrace_collectors.store_join.step_finder import RECENT_MS
@@ -23,8 +23,8 @@ from moetrace_collectors.store_join.store_joiner import (
     STEPS_AT_ONCE,
     JoinSettings,
     StoreJoiner,
-    join_until,
 )
+from moetrace_collectors.store_join.turns import join_until
 from moetrace_collectors.testing import SyntheticRun
 from moetrace_collectors.verdict.engine import VerdictEngine
 from moetrace_schemas.enums import ClosedBy
@@ -220,6 +220,63 @@ def test_a_step_that_cannot_be_judged_holds_up_no_other(monkeypatch: pytest.Monk
     reasons = {result.joined.step: result.verdict.reason for result in results}
     assert reasons[7] == "The verdict stage failed with ZeroDivisionError; see the log of moetrace join."
     assert "failed" not in reasons[6] + reasons[8]
+
+
+@pytest.mark.parametrize("where", ["folded", "joined_step", "verdict_rows", "_late", "take"])
+def test_a_step_of_which_something_cannot_be_made_holds_up_no_other(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is, it is told as lost, once; the others of its batch are judged."""
+    place = JoinLedger if where == "take" else store_joiner
+    made = getattr(place, where)
+
+    def fails(*given: Any) -> Any:
+        if "step=7," in repr(given):
+            raise ZeroDivisionError
+        return made(*given)
+
+    monkeypatch.setattr(place, where, fails)
+    store, judged, lost = FakeStore(steps=(6, 7, 8)), [], []
+    joining = StoreJoiner(
+        store,
+        JoinSettings(database="d"),
+        on_written=lambda results: judged.extend(result.joined.step for result in results),
+        on_lost=lambda *what: lost.append(what),
+    )
+    joining.turn()
+    assert joining.turn() == 0
+    assert {6, 8} <= set(judged)
+    assert [reason for _, _, reason in lost] == ["run r, step 7: ZeroDivisionError: no reason given"]
+
+
+def test_steps_that_do_not_fit_into_memory_together_are_read_one_by_one() -> None:
+    """The same batch would be too large again; one step alone is tried again."""
+    store, judged = FakeStore(steps=(6, 7, 8), unreadable=[MemoryError()]), []
+    assert joiner(store, judged).turn() == 3
+    store, judged = FakeStore(unreadable=[MemoryError()]), []
+    joining = joiner(store, judged)
+    with pytest.raises(UsageError, match="no memory to read run r, step 7"):
+        joining.turn()
+    assert (joining.turn(), judged) == (1, [7])
+
+
+def test_a_step_that_there_is_no_memory_to_judge_is_judged_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets no verdict that would stay; those before it are written, and judged once."""
+    judge, asked = VerdictEngine.judge, []
+
+    def fails(engine: VerdictEngine, joined: JoinedStep) -> StepVerdict:
+        asked.append(joined.step)
+        if asked.count(7) == 1 and joined.step == 7:
+            raise MemoryError
+        return judge(engine, joined)
+
+    monkeypatch.setattr(VerdictEngine, "judge", fails)
+    judged: list[int] = []
+    joining = joiner(FakeStore(steps=(6, 7, 8)), judged)
+    with pytest.raises(UsageError, match="no memory to judge run r, step 7"):
+        joining.turn()
+    assert judged == [6]
+    assert (joining.turn(), judged, asked) == (2, [6, 7, 8], [6, 7, 7, 8])
 
 
 def test_a_broken_connection_is_a_failed_turn() -> None:
