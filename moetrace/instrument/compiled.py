@@ -77,7 +77,8 @@ def _flag_of_export() -> bool:
 def _is_older_than(release: tuple[int, int]) -> bool:
     """Whether this torch is; one whose version is no number, as builds may have it, counts as a new one."""
     try:
-        return bool(TorchVersion(str(torch.__version__)) < release)
+        version: Any = TorchVersion(str(torch.__version__))
+        return bool(version < release)
     except Exception:  # noqa: BLE001 - a name may raise anything, and nothing may reach the model
         return False
 
