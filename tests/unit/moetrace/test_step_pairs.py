@@ -46,7 +46,7 @@ def test_sampled_out_steps_bear_no_background() -> None:
 
 
 def test_what_few_steps_cost_is_seen_untrimmed() -> None:
-    """A cost of one recorded step in twenty falls to the trimming, and stands beside; pairs are told by kind."""
+    """A cost of one recorded step in twenty falls to the trimming, and stands beside; pairs by kind."""
     usual, dear = pairs(38, 0, recorded=True), pairs(2, 20_000_000, recorded=True)
     checked = pairs(2, 0, recorded=True, checked=True)
     run = Pairs(pairs=(*usual, *dear, *checked), background_ns=0.0, check_steps=20)
