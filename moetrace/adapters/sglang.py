@@ -12,6 +12,7 @@ the engine's map as logical.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -36,6 +37,8 @@ HALVES = (
     ("combine_a", Phase.UNPERMUTE),
     ("combine_b", Phase.COMBINE),
 )
+MOST_CHOICES = 64
+"""Results of one layer's top-k that are remembered."""
 Add = Callable[[RouteCounter, int, Any], None]
 SHARED_NAMES = ("shared_experts", "shared_expert")
 
@@ -186,26 +189,42 @@ def _counts(
 
 
 class _Choice:
-    """Counts what a layer's top-k chose; where a model went past it, what the experts are called with."""
+    """Counts what a layer's top-k chose; where a model went past it, what the experts are called with.
+
+    By the ids themselves and not by turns: halves of a batch may be routed before either's experts run, and
+    experts may run more than once, or behind another function than their forward.
+    """
 
     def __init__(self, add: Add) -> None:
         self._add = add
-        self._seen = False
-        """Whether top-k was called since the experts were."""
+        self._chosen: dict[int, weakref.ref[Any]] = {}
+        """Ids that top-k gave in this step, by their identity; not kept alive, for they are the device's."""
+
+    def _begin(self, counter: RouteCounter, index: int) -> None:
+        if not counter.counted(index):
+            self._chosen.clear()
 
     def chosen(
         self, counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         """Of forward(hidden_states, router_logits, ..)."""
-        self._seen = True
+        self._begin(counter, index)
+        ids = _raw_ids(result)
+        if ids is not None:
+            if len(self._chosen) >= MOST_CHOICES:
+                del self._chosen[next(iter(self._chosen))]
+            self._chosen[id(ids)] = weakref.ref(ids)
         _count_ids(self._add, counter, index, args, kwargs, result)
 
     def given(
         self, counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         """Of forward(hidden_states, topk_output, ..)."""
-        seen, self._seen = self._seen, False
-        if not seen:
+        self._begin(counter, index)
+        ids = _raw_ids(args[1] if len(args) > 1 else kwargs.get("topk_output"))
+        known = self._chosen.get(id(ids))
+        # The number of one that is gone may be another's by now.
+        if known is None or known() is not ids:
             _count_given(self._add, counter, index, args, kwargs, result)
 
 
@@ -227,6 +246,11 @@ def _count_given(
 ) -> None:
     # forward(hidden_states, topk_output, ..)
     _count_ids(add, counter, index, args, kwargs, args[1] if len(args) > 1 else kwargs.get("topk_output"))
+
+
+def _raw_ids(top_k_output: Any) -> Any | None:
+    ids = getattr(top_k_output, "topk_ids", None)
+    return getattr(top_k_output, "packed_topk_ids", None) if ids is None else ids
 
 
 def _ids(top_k_output: Any) -> Any | None:

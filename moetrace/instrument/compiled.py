@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch.torch_version import TorchVersion
 
 from moetrace.instrument import graph_marks
 from moetrace.instrument.graph_backward import BackwardTracing
@@ -73,10 +74,18 @@ def _flag_of_export() -> bool:
     return torch.compiler._is_exporting_flag
 
 
-_version: Any = torch.__version__
+def _is_older_than(release: tuple[int, int]) -> bool:
+    """Whether this torch is; one whose version is no number, as builds may have it, counts as a new one."""
+    try:
+        version: Any = TorchVersion(str(torch.__version__))
+        return bool(version < release)
+    except Exception:  # noqa: BLE001 - a name may raise anything, and nothing may reach the model
+        return False
+
+
 # Dynamo of older ones takes the function for true whatever it traces, and all marks would be left out.
 _is_exporting: Any = (
-    _flag_of_export if _version < (2, 12) else getattr(torch.compiler, "is_exporting", _flag_of_export)
+    _flag_of_export if _is_older_than((2, 12)) else getattr(torch.compiler, "is_exporting", _flag_of_export)
 )
 
 
@@ -229,7 +238,7 @@ _RUN: dict[str, Callable[..., None]] = {
 def _register() -> Any | None:
     """Define the ops; None where this torch has no ordered effects, and tracing steps aside as a whole."""
     try:
-        if _version < _OLDEST:
+        if _is_older_than(_OLDEST):
             raise NotImplementedError(f"{'.'.join(map(str, _OLDEST))} or newer does")
         operator.attrgetter(*_NEEDED)(torch)
         from torch._higher_order_ops.effects import _EffectType, _register_effectful_op

@@ -151,7 +151,10 @@ class StepCounter:
         """A 1 for each of them: one cell, seen so many times. Most layers of a step count as many pairs."""
         ones = self._ones
         if ones.shape != flat.shape:
-            ones = self._ones = self._one.expand(flat.shape)
+            ones = self._one.expand(flat.shape)
+            # A fake one, of a pass that only looks at shapes, would add nothing for ever after.
+            if type(ones) is torch.Tensor:
+                self._ones = ones
         return ones
 
     def add_executed(self, index: int, expert_ids: torch.Tensor) -> None:

@@ -123,6 +123,14 @@ def top_forward(
             elif counter is not None:
                 counter.padding = before
 
+    def unrecorded(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # Nothing is computed, and what would be recorded became part of the program.
+        buffer, owner.buffer = owner.buffer, None
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            owner.buffer = buffer
+
     @functools.wraps(forward)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if compiling():
@@ -133,6 +141,8 @@ def top_forward(
             return traced_step(forward, key, number, mask, trains, args, kwargs)
         if not active or owner.closed:
             return forward(*args, **kwargs)
+        if state.exporting():
+            return unrecorded(args, kwargs)
         if owner.open_scopes:
             return with_padding(args, kwargs)
         with StepScope(owner):

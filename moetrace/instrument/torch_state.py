@@ -68,6 +68,7 @@ class TorchState:
     __slots__ = (
         "_told",
         "compiling",
+        "exporting",
         "grad_enabled",
         "graph_task",
         "has_torch",
@@ -80,6 +81,9 @@ class TorchState:
 
     compiling: Callable[[], bool]
     """Whether torch.compile is tracing this frame."""
+    exporting: Callable[[], bool]
+    """Whether torch.export runs this call, with fake tensors, to see its ops; asked only where `compiling` is
+    not true: Dynamo of torch 2.10 and 2.11 takes it for true whatever it traces."""
     graph_task: Callable[[], int]
     """The autograd graph task that runs on this thread, or -1."""
     grad_enabled: Callable[[], bool]
@@ -99,7 +103,7 @@ class TorchState:
 
     def __init__(self) -> None:
         self.compiling, self.graph_task, self.stop_recompute = _never, _no_task, _Unraised
-        self.traced, self.grad_enabled = _plain_call, _never
+        self.traced, self.grad_enabled, self.exporting = _plain_call, _never, _never
         self.traced_count = self.traced_step = self.traced_mark = None
         self._told: list[Callable[[], None]] = []
         self.has_torch = False
@@ -121,6 +125,7 @@ class TorchState:
         # The older name says the same of what Dynamo traces.
         compiler: Any = torch.compiler
         self.compiling = getattr(compiler, "is_dynamo_compiling", None) or compiler.is_compiling
+        self.exporting = getattr(compiler, "is_exporting", None) or compiler.is_compiling
         self.grad_enabled = torch.is_grad_enabled
         self.stop_recompute = getattr(checkpoint, "_StopRecomputationError", _Unraised)
         from moetrace.instrument import autograd_state, compiled

@@ -6,8 +6,8 @@ included: they are routed and computed as all others are.
     selected = admitted + dropped        the router chose; an expert's capacity refused some
     admitted = executed                  over the expert-parallel group; on one rank without it
 
-What a dummy batch selects is nobody's, and becomes one total; what its rank's experts got meanwhile is work
-for the others, and stays.
+What is admitted of a dummy batch is nobody's, and becomes one total; what its rank's experts got meanwhile is
+work for the others, and stays.
 
 A contradiction is counted by reason and told; nothing is ever raised into the model.
 """
@@ -20,9 +20,6 @@ from dataclasses import dataclass, replace
 from moetrace.record.count_sites import DESTINATION_SIDE, CountSite
 from moetrace.record.types import ExpertRow, TrafficRecord, ViolationRow
 from moetrace_schemas.enums import CountKind, Phase, RoutingViolation
-
-_SELECTED = (CountKind.ROUTED, CountKind.PADDING, CountKind.INVALID, CountKind.DROPPED)
-"""Kinds that are what the router chose, together."""
 
 Kinds = Mapping[CountKind, tuple[int, ...]]
 """Counts of one layer by kind."""
@@ -141,12 +138,15 @@ def settle(
 
 
 def _dummy_totals(by_layer: Mapping[int, Kinds], told: Iterable[ExpertRow]) -> tuple[ExpertRow, ...]:
-    """Per layer one total of what the router selected, ids of no expert with them; then what experts got."""
+    """Per layer one total of the pairs for which rows are sent, then what experts got.
+
+    No row is sent for dropped and invalid pairs, and a group is checked by its sums.
+    """
     totals = (
         ExpertRow(
             layer=layer,
             kind=CountKind.DUMMY,
-            counts=(sum(sum(kinds.get(kind, ())) for kind in _SELECTED),),
+            counts=(sum(_admitted(kinds)),),
         )
         for layer, kinds in sorted(by_layer.items())
         if CountKind.ROUTED in kinds

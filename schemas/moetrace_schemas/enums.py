@@ -72,7 +72,7 @@ class CountKind(StrEnum):
     EXECUTED = "executed"
     """Destination side: rows that this rank's experts computed, per logical expert; only of checked steps, and only where it is not what was received (without expert parallelism: routed + padding, or what a dummy batch routed)."""
     DUMMY = "dummy"
-    """Source side: pairs that a dummy batch routed (an idle rank that keeps the others company), dropped and invalid ones with them; one value: the total. Left out of all other kinds of its rank; what the idle rank's experts did for others is in received and executed."""
+    """Source side: pairs that a dummy batch routed (an idle rank that keeps the others company), those of its padding with them, dropped and invalid ones without, as no row is sent for these; one value: the total. Left out of all other kinds of its rank; what the idle rank's experts did for others is in received and executed."""
     PHYSICAL = "physical"
     """Source side, where experts are replicated: the routed pairs once more, by physical expert (slot, rank by rank) instead of logical one."""
 

@@ -7,6 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from moetrace.record.count_sites import CountSite
+from moetrace.record.receipts import settle
+from moetrace.record.types import ExpertRow
 from moetrace_collectors.model import ExpertCounts, JoinedStep, RankStep, TrafficRow
 from moetrace_collectors.receipts import group_violations
 from moetrace_collectors.simulate import SimulatedRun, simulate
@@ -136,6 +139,20 @@ def test_rows_of_an_idle_rank_may_have_gone_anywhere() -> None:
     }
 
 
+def test_a_group_with_an_idle_rank_that_chose_no_expert_is_checked() -> None:
+    """The library's total is what was sent, whatever else the idle rank's router gave."""
+    given = [
+        ExpertRow(layer=0, kind=CountKind.ROUTED, counts=tuple(ROUTED[1])),
+        ExpertRow(layer=0, kind=CountKind.INVALID, counts=(5,)),
+        ExpertRow(layer=0, kind=CountKind.DROPPED, counts=(0, 3, 0, 0)),
+    ]
+    (total,) = settle(given, [CountSite(0, 4, ep_size=2)], dummy=True).experts
+    lost = idle(ranks(received=[[3, 2, 0, 0], [0, 0, 5, 2]]), 1)
+    dummy, *others = lost[1].experts
+    told = replace(dummy, counts=np.array(total.counts))
+    assert found((lost[0], replace(lost[1], experts=(told, *others)))) == {RoutingViolation.CONSERVATION: 2}
+
+
 def test_an_idle_rank_belongs_to_those_whom_it_keeps_company() -> None:
     """Whatever it says that its own batch is for; ranks of two kinds of batches are still none to compare."""
     lost = idle(ranks(received=[[3, 2, 0, 0], [0, 0, 5, 2]]), 1)
@@ -154,7 +171,7 @@ def test_an_idle_rank_belongs_to_those_whom_it_keeps_company() -> None:
 
 
 def test_an_idle_rank_whose_rows_do_not_add_up_is_left_alone() -> None:
-    """Ids of no expert are in its total and were not sent: nothing can be followed."""
+    """Its dispatcher sent less than a row per pair: nothing can be followed."""
     assert found(idle(ranks(sent=[[4, 4], [3, 2]], received=[[0, 0, 0, 0], [0, 0, 5, 2]]), 1)) == {}
 
 

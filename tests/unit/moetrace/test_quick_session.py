@@ -1,4 +1,4 @@
-"""The exporter's HTTP session: requests after the first one go a shorter way, and say the same."""
+"""The exporter's HTTP session: less work for the same requests and answers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ class Server:
         """Cleared: no answer before it is set."""
         self.hang.set()
         self.connections = 0
-        self.hangs_up = False
-        """Whether connections are closed behind an answer, without a word."""
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -46,7 +44,6 @@ class Server:
                 self.send_header("Content-Length", "2")
                 self.end_headers()
                 self.wfile.write(b"ok")
-                self.close_connection = server.hangs_up
 
             def log_message(self, format: str, *args: Any) -> None:
                 """Quiet."""
@@ -71,21 +68,6 @@ def server() -> Iterator[Server]:
     running.stop()
 
 
-class CountingSession(QuickSession):
-    """Counts requests that go through the whole of requests."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.whole = 0
-        self.noted: list[int] = []
-        self.hooks["response"].append(lambda response, *_, **__: self.noted.append(response.status_code))
-
-    def send(self, request: requests.PreparedRequest, **named: Any) -> requests.Response:
-        """As its class says."""
-        self.whole += 1
-        return super().send(request, **named)
-
-
 def post(session: requests.Session, url: str, body: bytes, timeout: float = 20.0) -> requests.Response:
     """As opentelemetry's exporter does it: with what is left of its time."""
     headers = {"Content-Type": "application/x-protobuf", "X-Run": "a"}
@@ -94,78 +76,57 @@ def post(session: requests.Session, url: str, body: bytes, timeout: float = 20.0
     )
 
 
-def test_later_requests_say_the_same_on_the_same_connection(server: Server) -> None:
-    """Headers and answers are those of the first request; only the first one is prepared by requests."""
-    session = CountingSession()
-    answers = [post(session, server.url, body, 20.0 - at) for at, body in enumerate((b"one", b"", b"three!"))]
-    assert session.whole == 1
-    assert [(answer.status_code, answer.text, answer.ok) for answer in answers] == [(200, "ok", True)] * 3
+def test_bodies_arrive_on_one_connection_and_answers_are_noted(server: Server) -> None:
+    """Each body once, compressed, with the caller's headers; a refusal is an answer like any other."""
+    session, noted = QuickSession(), []
+    session.hooks["response"].append(lambda response, *_, **__: noted.append(response.status_code))
+    server.answers = [(200, {}), (429, {"Retry-After": "7"}), (200, {})]
+    answers = [post(session, server.url, body) for body in (b"one", b"", b"three!")]
     assert [body for _, body in server.seen] == [b"one", b"", b"three!"]
-    first, *later = [
-        {name: value for name, value in headers.items() if name != "Content-Length"}
-        for headers, _ in server.seen
-    ]
-    assert later == [first, first]
+    assert {(headers["X-Run"], headers["Content-Encoding"]) for headers, _ in server.seen} == {("a", "gzip")}
+    assert [answer.status_code for answer in answers] == noted == [200, 429, 200]
+    assert answers[1].headers["retry-after"] == "7"
     assert server.connections == 1
-    assert session.noted == [200, 200, 200]
 
 
-def test_a_refusal_is_an_answer(server: Server) -> None:
-    """A status that is no success is handed on and noted, as requests does, with its headers."""
-    session = CountingSession()
-    post(session, server.url, b"one")
-    server.answers = [(429, {"Retry-After": "7"})]
-    answer = post(session, server.url, b"two")
-    assert (answer.status_code, answer.ok, answer.headers["retry-after"]) == (429, False, "7")
-    assert session.noted == [200, 429]
-
-
-def test_authentication_is_asked_for_every_request(server: Server) -> None:
-    """A token that was replaced shows in the next request."""
-    tokens = iter(("first", "second"))
-
-    def authenticate(request: requests.PreparedRequest) -> requests.PreparedRequest:
-        request.headers["Authorization"] = f"Bearer {next(tokens)}"
-        return request
-
-    session = CountingSession()
-    session.auth = authenticate
-    post(session, server.url, b"one")
-    post(session, server.url, b"two")
-    assert [headers["Authorization"] for headers, _ in server.seen] == ["Bearer first", "Bearer second"]
-
-
-def test_what_is_not_plain_goes_through_requests(server: Server) -> None:
-    """Cookies, other headers and redirects are left to requests."""
-    session = CountingSession()
-    server.answers = [(200, {"Set-Cookie": "stick=here"})]
-    post(session, server.url, b"one")
-    post(session, server.url, b"two")
-    assert session.whole == 2
-    assert server.seen[1][0]["Cookie"] == "stick=here"
-    session = CountingSession()
-    post(session, server.url, b"one")
-    server.answers = [(307, {"Location": "/elsewhere"})]
-    post(session, server.url, b"two")
-    assert session.whole == 2
-
-
-def test_a_server_that_went_away_is_told_as_requests_tells_it(server: Server) -> None:
-    """A connection that breaks is tried once through requests, whose error it then is."""
-    session = CountingSession()
-    server.hangs_up = True
-    post(session, server.url, b"one")
-    server.stop()
-    with pytest.raises(requests.exceptions.ConnectionError):
-        post(session, server.url, b"two")
-    assert session.whole == 2
+def test_a_cookie_is_shown_from_then_on(server: Server) -> None:
+    """What keeps a process with one of several collectors, whenever it comes."""
+    session = QuickSession()
+    server.answers = [(200, {}), (200, {"Set-Cookie": "stick=here"})]
+    for body in (b"one", b"two", b"three"):
+        post(session, server.url, body)
+    assert [headers.get("Cookie") for headers, _ in server.seen] == [None, None, "stick=here"]
 
 
 def test_a_server_that_does_not_answer_gets_one_request(server: Server) -> None:
     """After the time that was given the request is over; it is not sent a second time."""
-    session = CountingSession()
+    session = QuickSession()
     post(session, server.url, b"one")
     server.hang.clear()
     with pytest.raises(requests.exceptions.Timeout):
         post(session, server.url, b"two", timeout=0.05)
-    assert (session.whole, len(server.seen)) == (1, 2)
+    assert len(server.seen) == 2
+
+
+def test_the_environment_is_asked_once_for_all_that_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a request says of proxies and certificates itself is not taken for another one's."""
+    asked = []
+
+    def looked_up(self: requests.Session, *what: Any) -> dict[str, Any]:
+        asked.append(what)
+        return dict(zip(("proxies", "stream", "verify", "cert"), what[1:], strict=True))
+
+    monkeypatch.setattr(requests.Session, "merge_environment_settings", looked_up)
+    session, url = QuickSession(), "https://collector/v1/traces"
+    calls: list[tuple[Any, ...]] = [
+        (url, {}, False, True, None),
+        (url, {"https": "http://proxy"}, False, True, None),
+        (url, {}, False, "/other/ca.pem", None),
+        (url, {}, False, True, ("client.pem", "client.key")),
+        ("https://other/v1/traces", {}, False, True, None),
+    ]
+    for _ in range(2):
+        for call in calls:
+            merged = session.merge_environment_settings(*call)
+            assert tuple(merged.values()) == call[1:]
+    assert asked == calls

@@ -278,7 +278,7 @@ def test_what_was_dropped_and_what_was_admitted_are_what_was_selected() -> None:
 
 
 def test_a_dummy_batch_is_one_total_beside_what_experts_did_for_others() -> None:
-    """All that its router selected, dropped and invalid pairs with them; and no contradiction is looked for.
+    """Pairs that are sent, padding with them, dropped and invalid ones not; no contradiction is looked for.
 
     What experts computed is told where it is not what they received, as in any step.
     """
@@ -290,7 +290,7 @@ def test_a_dummy_batch_is_one_total_beside_what_experts_did_for_others() -> None
         ExpertRow(layer=3, kind=CountKind.INVALID, counts=(5,)),
         ExpertRow(layer=3, kind=CountKind.PHYSICAL, counts=(3, 0, 2, 1, 2, 0)),
     )
-    total = ExpertRow(layer=3, kind=CountKind.DUMMY, counts=(16,))
+    total = ExpertRow(layer=3, kind=CountKind.DUMMY, counts=(10,))
     seen = [ViolationRow(layer=3, violation=RoutingViolation.DUPLICATE_EXPERT, count=1)]
     received = ExpertRow(layer=3, kind=CountKind.RECEIVED, counts=(0, 0, 6, 4))
     settled = settle([*rows, received, executed], [SITE], seen=seen, dummy=True)

@@ -17,7 +17,7 @@ from moetrace.instrument.patches import Patches
 from moetrace.instrument.step_kind import engine_step
 from moetrace.record.count_sites import CountSite
 from moetrace.record.types import StepRecord
-from moetrace_schemas.enums import CountKind, ForwardMode
+from moetrace_schemas.enums import CountKind, ForwardMode, Phase, RoutingViolation
 
 from .conftest import Recording
 
@@ -289,36 +289,59 @@ def test_a_dummy_batch_in_an_open_step_is_no_load(record: Make) -> None:
 
 
 def test_a_dummy_batch_in_an_open_step_adds_what_experts_received(record: Make) -> None:
-    """Rows of others are work; nothing that was sent or executed is held against what a part of it routed."""
+    """Rows of others are work; nothing that was sent or executed is held against what a part of it routed.
+
+    Layer 0 is on one rank, where what is routed is executed; layer 1 on two, where it is sent. A step without
+    a dummy batch, behind one with it, is judged as ever.
+    """
     recording = record(warmup_steps=0, check_steps=1)
     tracer = recording.tracer
     sites = [
-        CountSite(0, 4, ep_size=2),
-        CountSite(0, 4, CountKind.RECEIVED),
+        CountSite(0, 4),
         CountSite(0, 4, CountKind.EXECUTED),
+        CountSite(1, 4, ep_size=2),
+        CountSite(1, 4, CountKind.RECEIVED),
     ]
     tracer.set_count_sites(sites, torch.device("cpu"))
     ids = torch.tensor([[0, 1], [2, 3]])
     calls = [
-        counted(lambda: ids, tracer, lambda counter, at, *_: counter.add(at, ids), at) for at in range(3)
+        counted(lambda: ids, tracer, lambda counter, at, *_: counter.add(at, ids), at)
+        for at in range(len(sites))
     ]
 
-    def batch(facts: StepFacts) -> None:
-        call = EngineCall(owner=0, attribute="", read=lambda args, kwargs: facts)
-        engine_step(lambda: [run() for run in calls], tracer, call)()
+    def run(rows: list[int]) -> None:
+        for call in calls:
+            call()
+        assert tracer.buffer is not None
+        tracer.buffer.traffic.append((1, Phase.DISPATCH, 16, rows))
 
-    for kinds in ((False, True), (True,), (False,)):
+    def batch(facts: StepFacts, rows: list[int]) -> None:
+        call = EngineCall(owner=0, attribute="", read=lambda args, kwargs: facts)
+        engine_step(lambda: run(rows), tracer, call)()
+
+    real, astray, dummy = (False, [2, 2]), (False, [4, 0]), (True, [4, 0])
+    for batches in ((real, dummy), (dummy, real), (dummy,), (real,), (astray,)):
         with tracer.step():
-            for dummy in kinds:
-                batch(StepFacts(forward_mode=DECODE, dummy=dummy))
+            for is_dummy, rows in batches:
+                batch(StepFacts(forward_mode=DECODE, dummy=is_dummy), rows)
     records = recording.records()
     assert tracer.guard.errors == {}
-    assert [{row.kind: sum(row.counts) for row in each.experts} for each in records] == [
-        {CountKind.ROUTED: 4, CountKind.RECEIVED: 8},
-        {CountKind.RECEIVED: 4},
-        {CountKind.ROUTED: 4, CountKind.RECEIVED: 4},
+    routed_0, routed_1 = (0, CountKind.ROUTED), (1, CountKind.ROUTED)
+    received = (1, CountKind.RECEIVED)
+    assert [{(row.layer, row.kind): sum(row.counts) for row in each.experts} for each in records] == [
+        {routed_0: 4, routed_1: 4, received: 8},
+        {routed_0: 4, routed_1: 4, received: 8},
+        {received: 4},
+        {routed_0: 4, routed_1: 4, received: 4},
+        {routed_0: 4, routed_1: 4, received: 4},
     ]
-    assert [each.violations for each in records] == [(), (), ()]
+    assert [[(row.layer, row.violation, row.count) for row in each.violations] for each in records] == [
+        [],
+        [],
+        [],
+        [],
+        [(1, RoutingViolation.TRAFFIC_MISMATCH, 4)],
+    ]
 
 
 def test_an_engine_whose_facts_cannot_be_read_runs_on(record: Make) -> None:

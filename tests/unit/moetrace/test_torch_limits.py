@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from compiled_models import Decoder, Ticks, equal, train
+from compiled_models import Decoder, Ticks, equal, needs_marks, train
 from moetrace.instrument import backward, compiled, torch_state
 from moetrace.timing.clock import HostClock
 from moetrace.timing.cuda_events import CudaDevice
@@ -87,6 +87,30 @@ def test_a_name_that_torch_does_not_have_costs_what_it_says(lacks: list[str], ro
     assert int(ran.stdout) == routed
     assert ran.stderr.count("moetrace:") == bool(told), ran.stderr
     assert told in ran.stderr
+
+
+@needs_marks
+def test_a_torch_that_keeps_marks_is_taken_for_one() -> None:
+    """All of them, forward and backward: nothing is missing from compiled graphs there."""
+    assert compiled.AVAILABLE is True
+    assert compiled.LIMITS == []
+
+
+@needs_marks
+@pytest.mark.parametrize("version", ["parrot", "", "2.x-ours"])
+def test_a_version_that_is_no_number_is_a_new_one(version: str) -> None:
+    """Builds may be named anything; the name is no reason to fail, nor to do without marks."""
+    program = f"""
+import torch
+from torch.torch_version import TorchVersion
+kept, torch.__version__ = torch.__version__, TorchVersion({version!r})
+from moetrace.instrument import compiled
+torch.__version__ = kept
+assert compiled._is_exporting is torch.compiler.is_exporting
+assert compiled.AVAILABLE and compiled.LIMITS == []
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_compiled_model_is_recorded_or_the_reason_is_told(

@@ -7,6 +7,7 @@ srt/model_executor/{model_runner,forward_batch_info}.py.
 from __future__ import annotations
 
 import sys
+import weakref
 from enum import IntEnum, auto
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -30,6 +31,8 @@ from frameworks.sglang_stand_ins import (
     StandardTopKOutput,
     moved,
 )
+from moetrace.adapters import sglang
+from moetrace.instrument.routing import CountSite, StepCounter
 from moetrace.testing import MemoryEmitter
 from moetrace_schemas.enums import CountKind, ForwardMode, Phase
 
@@ -175,6 +178,75 @@ def test_a_top_k_that_a_model_goes_past_at_times_is_counted_once(monkeypatch: py
     assert [sum(row.counts) for record in records for row in record.experts] == [
         TOKENS * TOP_K * batches for batches in (1, 1, 3, 2)
     ]
+
+
+@pytest.mark.parametrize(
+    ("calls", "routed"),
+    [
+        ("t0 e0 t1 e1", 2),
+        ("t0 t1 e0 e1", 2),
+        ("t0 t1 e1", 2),
+        ("t0 e0 e0", 1),
+        ("t0 f1 e0", 2),
+        ("t0 t1 f2", 3),
+        ("f0 t1 f2 e1", 3),
+        ("f0 f1", 2),
+    ],
+)
+def test_top_k_and_experts_need_not_take_turns(
+    monkeypatch: pytest.MonkeyPatch, calls: str, routed: int
+) -> None:
+    """What top-k (t) chose counts once, whenever and however often the experts (e) are called with it; what
+    they get from elsewhere (f) counts too. And so in a second step, which knows nothing of the first.
+    """
+    monkeypatch.setitem(sys.modules, "sglang", ModuleType("sglang"))
+    model, emitter = Model(StandardDispatcher, 1).eval(), MemoryEmitter()
+    block: Any = model.layers[0]
+    tracer = moetrace.init(run_id="sglang", emitters=[emitter], endpoint="", warmup_steps=0)
+    moetrace.instrument(model, strict=True)
+    hidden = torch.randn(TOKENS, HIDDEN)
+    logits = block.gate(hidden)
+    for _ in range(2):
+        chosen: dict[str, Any] = {}
+        with moetrace.step():
+            for call in calls.split():
+                who, batch = call[0], call[1]
+                if who == "t":
+                    chosen[batch] = block.topk(hidden, logits)
+                elif who == "f":
+                    block.experts(hidden, StandardTopKOutput(*logits.topk(TOP_K), None))
+                else:
+                    block.experts(hidden, chosen[batch])
+    records = emitter.wait_for(2)
+    moetrace.shutdown()
+    assert tracer.guard.errors == {}
+    counted = [sum(row.counts) for record in records for row in record.experts]
+    assert counted == [TOKENS * TOP_K * routed] * 2
+
+
+def test_ids_that_top_k_gave_are_not_kept() -> None:
+    """Neither alive, for they are the device's memory, nor beyond a step, nor more than some."""
+    choice = sglang._Choice(lambda counter, index, ids: counter.add(index, ids))
+    counter = StepCounter([CountSite(0, EXPERTS)], torch.device("cpu"))
+
+    def output() -> StandardTopKOutput:
+        ids = torch.zeros(TOKENS, TOP_K, dtype=torch.long)
+        return StandardTopKOutput(torch.ones(TOKENS, TOP_K), ids, torch.ones(TOKENS, EXPERTS))
+
+    def counted() -> int:
+        return sum(sum(row.counts) for row in counter.rows()) // (TOKENS * TOP_K)
+
+    counter.begin(checking=False)
+    kept = [output() for _ in range(sglang.MOST_CHOICES + 1)]
+    for each in kept:
+        choice.chosen(counter, 0, (), {}, each)
+    assert len(choice._chosen) == sglang.MOST_CHOICES
+    gone = weakref.ref(kept.pop().topk_ids)
+    del each
+    assert gone() is None
+    counter.begin(checking=False)
+    choice.given(counter, 0, (None, kept[-1]), {}, None)
+    assert counted() == 1
 
 
 def test_ids_of_a_model_that_routes_by_itself_are_not_guessed_at(monkeypatch: pytest.MonkeyPatch) -> None:
