@@ -203,6 +203,8 @@ def main() -> None:
     what.add_argument("--quick", action="store_true", help="two steps of a few ranks: does it run at all")
     what.add_argument("--write", action="store_true", help="write the section of RESULTS.md")
     arguments = parser.parse_args()
+    if arguments.latency_steps < 1:
+        parser.error("--latency-steps: 1 or more expected")
     latency_ranks = LATENCY_RANKS
     if arguments.quick:
         arguments.steps, arguments.ranks, arguments.latency_steps = 2, QUICK_RANKS, 2

@@ -116,7 +116,8 @@ def pair_rows(target: str, found: dict[str, Pairs]) -> list[str]:
             raise SystemExit(f"{target}, {sample}: {error} (--steps)") from error
         rows.append(
             f"| {target} | {told.plain_ms:.1f} | {name} | {told.model_thread:.2%} | {told.background:.2%} | "
-            f"{told.all:.2%} | {told.low:.2%} to {told.high:.2%} |"
+            f"{told.all:.2%} | {told.low:.2%} to {told.high:.2%} | {told.untrimmed:.2%} | "
+            f"{' + '.join(map(str, told.num_pairs))} |"
         )
     return rows
 
@@ -149,7 +150,9 @@ def run_block(tool: Tool, model: Any, run: Callable[[Any], Any], steps: int) -> 
                 wall_s, cpu_s = time.perf_counter(), time.process_time()
             with around(step):
                 run(model)
-        return Block(wall_s=time.perf_counter() - wall_s, cpu_s=time.process_time() - cpu_s)
+        wall_s = time.perf_counter() - wall_s
+    # What a tool has put off is done when it is detached.
+    return Block(wall_s=wall_s, cpu_s=time.process_time() - cpu_s)
 
 
 def block_rows(target: str, model: Any, run: Callable[[Any], Any], options: Options) -> list[str]:
@@ -274,8 +277,8 @@ def report(options: Options, pairs: list[str], blocks: list[str]) -> str:
             "model waited for it:",
             "",
             "| target | ms of CPU per step without | sampled | model's thread | background | together | "
-            "95 % interval |",
-            "|---|---|---|---|---|---|---|",
+            "95 % interval | untrimmed | pairs |",
+            "|---|---|---|---|---|---|---|---|---|",
             *pairs,
         ]
     if blocks:

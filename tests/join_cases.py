@@ -144,16 +144,6 @@ def started_again(case: Case) -> Any:
     return {"reasons": case.reasons(), "said": case.said, "told": case.told()}
 
 
-def crash_loop(case: Case) -> Any:
-    """A job that gets five steps further each time, from the step before the last, four times in a minute."""
-    join = case.join()
-    for job in range(4):
-        for index in range(6):
-            case.store(at(4 * job + index, (10 * job + index) * SECOND))
-        join.turn()
-    return {"reasons": case.reasons(), "said": case.said, "told": case.told()}
-
-
 def resent(case: Case) -> Any:
     """Rows come twice, from two collectors: nothing is said, and nothing is judged again."""
     join = case.join()
@@ -408,7 +398,6 @@ def main(path: str) -> None:
         delayed,
         two_jobs,
         started_again,
-        crash_loop,
         resent,
         unfolded,
         rolled_up,

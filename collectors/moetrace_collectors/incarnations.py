@@ -14,17 +14,12 @@ different ranks may differ by less than the time between two runs. schemas/decis
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 
 MAX_INCARNATIONS = 16
 """Runs under one id. Two jobs that use one id at the same time would make one after the other."""
 MAX_RUNS = 1_024
 SAME_TIME_NS = 60 * 10**9
-"""Two jobs repeat each other's steps in this time; the id is one's when the other is silent for so long."""
-RESTART_NS = 2 * 10**9
-"""A process that is started again is silent for longer than this before its first step."""
-_FEW_STEPS = 3
-"""Steps between two beginnings where two jobs take turns at every step."""
+"""Two runs that begin within this time under one id are taken for two jobs."""
 AGAIN_REASON = "executed_again"
 TWO_JOBS_REASON = "two_jobs"
 """Reasons of the event that says it, wherever steps are joined."""
@@ -77,90 +72,11 @@ class Incarnations:
                 self._cuts[run_id] = sorted(ones)[: MAX_INCARNATIONS - 1]
 
 
-@dataclass(slots=True, kw_only=True)
-class _Life:
-    """What was executed of one run under an id."""
-
-    stored_run_id: str
-    first_step: int
-    rank: int
-    newest_step: int
-    newest_start_ns: int
-    first_start_ns: int
-    end_ns: int
-    num_steps: int = 1
-    went_back: bool = False
-    """A lower step began after a higher one: two jobs take turns, one behind the other."""
-
-    def executed(self, step: int, rank: int, start_ns: int, end_ns: int) -> None:
-        self.num_steps += 1
-        self.end_ns = max(self.end_ns, end_ns)
-        # By one rank's clock only.
-        if rank != self.rank or start_ns == self.newest_start_ns:
-            return
-        is_newer = start_ns > self.newest_start_ns
-        self.went_back |= step < self.newest_step if is_newer else step > self.newest_step
-        if is_newer:
-            self.newest_step, self.newest_start_ns = step, start_ns
-
-
-class Successions:
-    """Tells a run that came after another one from one that came between its steps.
-
-    What is stored as one run begins with a step that was executed again. Of a job started again it is all
-    that job's, in order; of two jobs it is of both, and the next one begins with a later step::
-
-        started again   0 1 2 | 0 1 2 3 | 0 1 2      or, from a checkpoint,   0 1 2 3 4 | 3 4 5 6 7 | 6 7 8
-        two jobs        0 | 0 1 | 1 2 | 2 3          or, one steps behind,    0 1 2 | 0 3 1 4 2 5 | 3 6 4
-    """
-
-    def __init__(self) -> None:
-        self._lives: OrderedDict[str, tuple[_Life | None, _Life | None]] = OrderedDict()
-        """The last two under each id."""
-
-    def executed(
-        self, run_id: str, stored_run_id: str, *, step: int, rank: int, start_ns: int, end_ns: int
-    ) -> None:
-        """A step has closed.
-
-        Args:
-            run_id: on the wire.
-            stored_run_id: of its incarnation.
-            step: the step.
-            rank: whose times these are.
-            start_ns: unix ns.
-            end_ns: unix ns.
-        """
-        before, newest = self._lives.get(run_id, (None, None))
-        for life in (before, newest):
-            if life is not None and life.stored_run_id == stored_run_id:
-                life.executed(step, rank, start_ns, end_ns)
-                return
-        life = _Life(
-            stored_run_id=stored_run_id, first_step=step, rank=rank, newest_step=step,
-            newest_start_ns=start_ns, first_start_ns=start_ns, end_ns=end_ns,
-        )  # fmt: skip
-        self._lives[run_id] = (newest, life)
-        self._lives.move_to_end(run_id)
-        while len(self._lives) > MAX_RUNS:
-            self._lives.popitem(last=False)
-
-    def older_goes_on(self, run_id: str, stored_run_id: str) -> bool:
-        """Whether steps of the run before still began when this one, the newest, had begun."""
-        before, newest = self._lives.get(run_id, (None, None))
-        if before is None or newest is None or newest.stored_run_id != stored_run_id:
-            return False
-        if newest.first_step <= before.first_step:
-            return False
-        is_at_once = newest.first_start_ns - before.end_ns < RESTART_NS
-        return before.went_back or (is_at_once and before.num_steps <= _FEW_STEPS)
-
-
 class ReuseWatch:
     """Tells an id that is used again from one that two jobs use at the same time.
 
-    Those two repeat each other's steps for ever, so that one run after the other begins, and the older one
-    goes on meanwhile; of a job that was started again, however soon, nothing comes any more.
+    Those two repeat each other's steps for ever, so that one run after the other begins; a job that was
+    started again takes longer than `SAME_TIME_NS` to come to a step that it has had.
     """
 
     def __init__(self) -> None:
@@ -169,14 +85,13 @@ class ReuseWatch:
         self._told: OrderedDict[str, None] = OrderedDict()
         """Ids that two jobs have."""
 
-    def saw(self, run_id: str, begun_unix_ns: int, *, older_goes_on: bool) -> bool:
+    def saw(self, run_id: str, begun_unix_ns: int) -> bool:
         """A run under an id is seen that was not seen before; whether to say, once, that two jobs have it.
 
         Args:
             run_id: on the wire.
             begun_unix_ns: when that run began, and not when it was seen: a collector that starts in the
                 middle of a run must not take the next one for a second job.
-            older_goes_on: whether steps of the run before still began when that one had begun.
         """
         last = self._begun.get(run_id)
         self._begun[run_id] = begun_unix_ns if last is None else max(last, begun_unix_ns)
@@ -189,7 +104,7 @@ class ReuseWatch:
                 # One of the two has been silent for long enough: this is the other, started again.
                 self._told.pop(run_id, None)
             return False
-        if not older_goes_on or run_id in self._told:
+        if run_id in self._told:
             return False
         self._told[run_id] = None
         _bound(self._told)

@@ -21,7 +21,7 @@ from typing import Protocol
 from moetrace_collectors.dead_letter import DeadLetter
 from moetrace_collectors.errors import SinkError
 from moetrace_collectors.events import CollectorEvent, EventKind, Rejection
-from moetrace_collectors.incarnations import AGAIN_REASON, TWO_JOBS_REASON, ReuseWatch, Successions
+from moetrace_collectors.incarnations import AGAIN_REASON, TWO_JOBS_REASON, ReuseWatch
 from moetrace_collectors.intake import Arrival, Intake
 from moetrace_collectors.joiner import Duplicate, Joiner, Late, Outcome, WorldSizeMismatch
 from moetrace_collectors.ledger.epochs import Epochs
@@ -151,7 +151,6 @@ class Worker:
         self._epochs = epochs
         self._runs: OrderedDict[str, None] = OrderedDict()
         self._reuse = ReuseWatch()
-        self._successions = Successions()
         self._runs_changed = False
         self._runs_noted_ns: int | None = None
         self.wait_between_attempts: Callable[[float], bool] = self._wait
@@ -348,12 +347,7 @@ class Worker:
         return joined, verdict, loads, violations
 
     def _closed(self, joined: JoinedStep) -> None:
-        first = joined.rank_steps[0]
-        self._successions.executed(
-            first.sent_run_id or first.run_id, first.run_id, step=first.step, rank=first.rank,
-            start_ns=first.start_unix_ns, end_ns=first.start_unix_ns + first.duration_ns,
-        )  # fmt: skip
-        self._remember(first)
+        self._remember(joined.rank_steps[0])
         joined, verdict, loads, violations = self._judged(joined)
         self._metrics.step_closed(joined)
         if joined.closed_by is ClosedBy.COMPLETE:
@@ -425,12 +419,11 @@ class Worker:
             logger.warning("%s", detail)
             self._event(EventKind.RUN_ID_REUSED, AGAIN_REASON, run_id, rank_step.step, rank_step.rank, detail)
             begun_ns = self._joiner.begun_unix_ns(rank_step.sent_run_id, rank_step.start_unix_ns)
-            goes_on = self._successions.older_goes_on(rank_step.sent_run_id, run_id)
-            if self._reuse.saw(rank_step.sent_run_id, begun_ns, older_goes_on=goes_on):
+            if self._reuse.saw(rank_step.sent_run_id, begun_ns):
                 detail = (
-                    f"two jobs seem to send under run id {rank_step.sent_run_id} at the same time: their "
-                    "steps cannot be told apart, and nobody is named while both go on; give each an id of "
-                    "its own"
+                    f"two jobs seem to send under run id {rank_step.sent_run_id} at the same time, or one "
+                    "that is started again within a minute: steps cannot be told apart, and nobody is named "
+                    "until a minute has passed without it; give each an id of its own"
                 )
                 logger.warning("%s", detail)
                 self._event(

@@ -54,14 +54,6 @@ def test_a_job_started_again_under_its_run_id_is_judged_on(told: dict[str, dict[
     assert "run id r is used again (rank 0 executed step 3 again)" in detail
 
 
-def test_a_crash_loop_is_not_two_jobs(told: dict[str, dict[str, Any]]) -> None:
-    """Each run has ended before the next begins: steps are judged, and the id is said to be used again."""
-    case = told["crash_loop"]
-    assert len(case["reasons"]) == 18
-    assert not any(TWO_JOBS in reason for reason in case["reasons"].values())
-    assert set(case["said"]) == {"executed_again"}
-
-
 def test_rows_that_come_twice_are_no_second_execution(told: dict[str, dict[str, Any]]) -> None:
     """A resend through another collector changes nothing and says nothing."""
     case = told["resent"]

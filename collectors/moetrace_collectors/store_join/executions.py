@@ -7,9 +7,8 @@ earlier executions before the later ones; two jobs at the same time take turns::
     started again   1 2 3 4 5 . . . 3 4 5 6 7            one moment lies between both executions of 3, 4 and 5
     two jobs        1 1 2 2 3 3 4 4                      each pair needs a moment of its own
 
-As many moments as are needed, so many runs have begun. Two jobs are those that need two moments within a
-minute although no step was executed by both the run before and the run after, and the first went on when the
-second had begun; so it is where a collector joins (`incarnations`).
+As many moments as are needed, so many runs have begun; two of them within a minute are two jobs, as where a
+collector joins (`incarnations`).
 """
 
 from __future__ import annotations
@@ -20,18 +19,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from moetrace_collectors.incarnations import (
-    AGAIN_REASON,
-    RESTART_NS,
-    SAME_TIME_NS,
-    TWO_JOBS_REASON,
-    ReuseWatch,
-)
+from moetrace_collectors.incarnations import AGAIN_REASON, SAME_TIME_NS, TWO_JOBS_REASON, ReuseWatch
 
 MAX_BEGUN = 64
 """Beginnings of runs that are remembered of a rank: as many as two jobs make in a minute of steps."""
 MAX_RUNS = 1_024
-_FEW_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +57,9 @@ class ReuseNotice:
         """One line."""
         if self.reason == TWO_JOBS_REASON:
             return (
-                f"two jobs seem to send under run id {self.run_id} at the same time: rows of one replace "
-                "those of the other, and nobody is named while both go on; give each an id of its own"
+                f"two jobs seem to send under run id {self.run_id} at the same time, or one that is started "
+                "again within a minute: rows of one replace those of the other, and nobody is named until a "
+                "minute has passed without it; give each an id of its own"
             )
         return (
             f"run id {self.run_id} is used again (rank {self.rank} executed step {self.step} again): its "
@@ -93,17 +86,6 @@ class _Begun:
 
     after_ns: int
     at_ns: int
-    step: int
-    """Executed then."""
-    until_ns: int
-    """When it began the last step that is known to be of both runs."""
-
-    def goes_on_in(self, step: int, earlier_ns: int, later_ns: int) -> bool:
-        """Whether the next run, begun between those executions of a step, takes turns with the one before."""
-        if earlier_ns < self.until_ns:
-            return True
-        is_next = step - self.step <= _FEW_STEPS and 5 * (later_ns - earlier_ns) < 4 * (later_ns - self.at_ns)
-        return is_next or later_ns - earlier_ns < RESTART_NS
 
 
 class ExecutionWatch:
@@ -126,19 +108,10 @@ class ExecutionWatch:
         known = slots.setdefault(slot, [])
         notice = None
         for earlier_ns, later_ns in pairwise(again.starts):
-            before = max(
-                (one for one in known if one.at_ns < later_ns), key=lambda one: one.at_ns, default=None
-            )
-            # A step that both runs had executed was executed by a third, and that one ended before.
-            goes_on = (
-                earlier_ns == again.starts[0]
-                and before is not None
-                and before.goes_on_in(again.step, earlier_ns, later_ns)
-            )
-            if _place(known, again.step, earlier_ns, later_ns):
-                name = _name(again.run_id, *slot)
-                is_shared = self._reuse.saw(name, later_ns, older_goes_on=goes_on)
-                reason = TWO_JOBS_REASON if is_shared else AGAIN_REASON
+            if _place(known, earlier_ns, later_ns):
+                reason = (
+                    TWO_JOBS_REASON if self._reuse.saw(_name(again.run_id, *slot), later_ns) else AGAIN_REASON
+                )
                 notice = self._notice(again, reason, later_ns) or notice
         return notice
 
@@ -169,21 +142,19 @@ def _name(run_id: str, rank: int, microbatch: int) -> str:
     return f"{rank}.{microbatch}.{run_id}"
 
 
-def _place(known: list[_Begun], step: int, earlier_ns: int, later_ns: int) -> bool:
+def _place(known: list[_Begun], earlier_ns: int, later_ns: int) -> bool:
     """Put a beginning between two executions where there is none; whether it is a further one."""
     for begun in known:
         if earlier_ns < begun.at_ns <= later_ns:
             begun.after_ns = max(begun.after_ns, earlier_ns)
-            begun.until_ns = max(begun.until_ns, later_ns)
             return False
         if begun.after_ns < later_ns <= begun.at_ns:
             # The same beginning, seen at an earlier step of the later run.
             begun.at_ns, begun.after_ns = later_ns, max(begun.after_ns, earlier_ns)
-            begun.step = step
             return False
     if len(known) == MAX_BEGUN and later_ns < known[0].at_ns:
         return False
-    known.append(_Begun(after_ns=earlier_ns, at_ns=later_ns, step=step, until_ns=later_ns))
+    known.append(_Begun(after_ns=earlier_ns, at_ns=later_ns))
     known.sort(key=lambda begun: begun.at_ns)
     del known[:-MAX_BEGUN]
     return True

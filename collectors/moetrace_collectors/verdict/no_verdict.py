@@ -5,7 +5,10 @@ from __future__ import annotations
 from moetrace_collectors.model import JoinedStep, StepVerdict
 from moetrace_schemas.enums import Cause, Evidence
 
-TWO_JOBS = "Two jobs send under this run id, so that the step may be of both; give each an id of its own."
+TWO_JOBS = (
+    "Two jobs send under this run id, or one that was started again within a minute, so that the step may be "
+    "of both; give each an id of its own."
+)
 EXECUTED_AGAIN = (
     "The step was executed again under this run id, so that its rows may be of both times; give each run an "
     "id of its own."

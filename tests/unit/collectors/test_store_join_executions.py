@@ -76,33 +76,3 @@ def test_ranks_that_begin_one_after_the_other_are_one_restart() -> None:
     steps = [again(1, 1, 100 + 2 * rank, rank=rank) for rank in range(8)]
     assert said(watch, *steps) == ["executed_again"]
     assert not watch.is_shared("r", 120 * SECOND)
-
-
-def test_a_crash_loop_is_not_two_jobs() -> None:
-    """Started again three times within a minute, seen at once or while it goes on; from a checkpoint, too."""
-    at_once = ExecutionWatch()
-    assert said(at_once, *(again(step, *(8 * job + step for job in range(4))) for step in range(5))) == [
-        "executed_again"
-    ]
-    live = ExecutionWatch()
-    for job in range(2, 5):
-        assert "two_jobs" not in said(
-            live, *(again(step, *(8 * one + step for one in range(job))) for step in range(5))
-        )
-    onward = ExecutionWatch()
-    steps = [
-        again(3 * job + index, 8 * job - 5 + index, 8 * job + index) for job in (1, 2, 3) for index in (0, 1)
-    ]
-    assert said(onward, *steps) == ["executed_again"]
-    for watch in (at_once, live, onward):
-        assert not watch.is_shared("r", 30 * SECOND)
-
-
-def test_two_jobs_some_steps_apart_are_two() -> None:
-    """Each step of the younger one comes three seconds, and three steps, after the older one's."""
-    watch = ExecutionWatch()
-    assert said(watch, *(again(step, step, step + 3.3) for step in range(20))) == [
-        "executed_again",
-        "two_jobs",
-    ]
-    assert watch.is_shared("r", 20 * SECOND)

@@ -325,32 +325,6 @@ def test_a_job_started_again_is_not_taken_for_two(tmp_path: Path) -> None:
     assert reasons == ["executed_again", "executed_again"]
 
 
-@pytest.mark.parametrize("first_steps", [(0, 0, 0, 0), (0, 3, 6, 9)])
-def test_a_crash_loop_keeps_its_verdicts(tmp_path: Path, first_steps: tuple[int, ...]) -> None:
-    """Four starts within a minute, one after the other, from nothing or from a checkpoint: no two jobs."""
-    rigged = rig(tmp_path)
-    for job, first_step in enumerate(first_steps):
-        for index in range(5):
-            offer(rigged, first_step + index, job * 8 * SECOND + index * SECOND)
-    rigged.run()
-    assert unnamed(rigged, 0) == [False] * 20
-    assert [event.reason for event in rigged.sink.events if event.kind is EventKind.RUN_ID_REUSED] == [
-        "executed_again"
-    ] * 3
-
-
-def test_two_jobs_some_steps_apart_are_two(tmp_path: Path) -> None:
-    """The younger one begins when the older one is at its third step, and both go on."""
-    rigged = rig(tmp_path)
-    for step in range(20):
-        offer(rigged, step, step * SECOND)
-        if step >= 3:
-            offer(rigged, step - 3, step * SECOND + SECOND // 3)
-    rigged.run()
-    assert [event.reason for event in rigged.sink.events].count("two_jobs") == 1
-    assert any(unnamed(rigged, 0))
-
-
 def incident(rigged: Rig, *, num_steps: int = 4) -> None:
     """Two jobs under one id, the second a third of a second behind, each a step a second."""
     for step in range(num_steps):

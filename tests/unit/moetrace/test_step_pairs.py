@@ -45,6 +45,17 @@ def test_sampled_out_steps_bear_no_background() -> None:
     assert (found.model_thread, found.background) == (pytest.approx(10_000 / (2 * PLAIN_NS)), 0.0)
 
 
+def test_what_few_steps_cost_is_seen_untrimmed() -> None:
+    """A cost of one recorded step in twenty falls to the trimming, and stands beside; pairs by kind."""
+    usual, dear = pairs(38, 0, recorded=True), pairs(2, 20_000_000, recorded=True)
+    checked = pairs(2, 0, recorded=True, checked=True)
+    run = Pairs(pairs=(*usual, *dear, *checked), background_ns=0.0, check_steps=20)
+    found = share(run, 1.0)
+    assert found.all == 0.0
+    assert found.untrimmed == pytest.approx(0.95 * 1_000_000 / (2 * PLAIN_NS))
+    assert found.num_pairs == (40, 2)
+
+
 def test_a_kind_that_never_occurred_is_said() -> None:
     """Where every step is to count and none was recorded, there is no estimate."""
     run = Pairs(pairs=tuple(pairs(20, 10_000)), background_ns=0.0, check_steps=20)
