@@ -11,7 +11,7 @@ from moetrace_collectors.align import SAME_CLOCK, ClockFit, ClockRefused, fit_cl
 from moetrace_collectors.model import IntArray, JoinedStep, RankStep
 from moetrace_schemas.columns import RowFlag
 
-SAME_CLOCK_SLACK_NS = 50 * 10**6
+SAME_CLOCK_SLACK_NS = 20 * 10**6
 """No rank leaves an exchange before all have come: by one clock its ends lie no farther apart than the longer
 of it lasted. So much more is a loaded host, which lets a rank note the time late, or a wait begun late; what
 lies still farther apart was read from two clocks, whatever the host's name says."""

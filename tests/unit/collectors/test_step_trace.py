@@ -163,7 +163,7 @@ def test_a_clock_that_cannot_be_aligned_is_said() -> None:
     assert group_clocks([step.joined for step in here])[1] == []
 
 
-@pytest.mark.parametrize("base_ns", [3_600 * 10**9, 2 * 10**9, -2 * 10**9, 200_000_000])
+@pytest.mark.parametrize("base_ns", [3_600 * 10**9, 2 * 10**9, -2 * 10**9, 60_000_000])
 def test_one_host_name_with_two_clocks_is_said(base_ns: int) -> None:
     """Ends farther apart than exchanges last, and not evenly, are no load: one host name, two clocks."""
     steps = uneven(range(5, 19), base_ns=base_ns, scatter_ns=15_000_000)
