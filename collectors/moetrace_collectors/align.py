@@ -66,8 +66,6 @@ class ClockRefused:
     """For people, as the rest of a sentence."""
     disagree: bool
     """True where there are pairs and they contradict each other; False where there are too few."""
-    offset_ns: int = 0
-    """Median of the differences of ends all the same; 0 without pairs."""
 
 
 SAME_CLOCK = ClockFit(offset_ns=0, drift_ppm=0.0, error_ns=0, reference_ns=0, pairs=0, agreeing_pairs=0)
@@ -86,11 +84,9 @@ def fit_clock(
     """
     count = len(ends_ns)
     differences = ends_ns - reference_ends_ns
-    base = int(np.median(differences)) if count else 0
     if count < LEAST_PAIRS:
-        return ClockRefused(
-            reason=f"{count} shared exchanges, at least {LEAST_PAIRS} needed", disagree=False, offset_ns=base
-        )
+        return ClockRefused(reason=f"{count} shared exchanges, at least {LEAST_PAIRS} needed", disagree=False)
+    base = int(np.median(differences))
     # Small numbers from here on: float64 is exact for them to far below a nanosecond.
     offset: FloatArray = (differences - base).astype(np.float64)
     middle = int((int(reference_ends_ns.min()) + int(reference_ends_ns.max())) // 2)
@@ -109,13 +105,11 @@ def fit_clock(
                 f"{tolerance_ns / 1000:.0f} us"
             ),
             disagree=True,
-            offset_ns=base,
         )
     if abs(drift) > MAX_DRIFT:
         return ClockRefused(
             reason=f"the pairs would need a drift of {drift * 1e6:.0f} ppm, which no clock has",
             disagree=True,
-            offset_ns=base,
         )
     # Once more without the pairs that do not agree.
     level = float(np.median((offset - drift * since)[agree]))

@@ -71,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parsed, unknown = parser.parse_known_args(arguments)
         if unknown:
             # In the command's own words: its usage, and what was meant.
-            commands.choices[parsed.command].error(_unknown(unknown, commands.choices[parsed.command]))
+            chosen_parser = _innermost(commands.choices[parsed.command], parsed)
+            chosen_parser.error(_unknown(unknown, chosen_parser))
         code: int = parsed.run(parsed)
     except UsageError as error:
         print(f"moetrace: {error}", file=sys.stderr)
@@ -89,6 +90,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"moetrace: {error.filename or 'output'}: no space left on the device", file=sys.stderr)
         return 2
     return code
+
+
+def _innermost(command: argparse.ArgumentParser, parsed: argparse.Namespace) -> argparse.ArgumentParser:
+    """The parser of the command's own sub-command that was chosen, as deep as they go."""
+    for action in command._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            chosen = action.choices.get(str(getattr(parsed, action.dest, "")))
+            if chosen is not None:
+                return _innermost(chosen, parsed)
+    return command
 
 
 def _unknown(arguments: Sequence[str], command: argparse.ArgumentParser) -> str:

@@ -1,7 +1,9 @@
 """Whether the write-ahead log's disk refuses requests: said once, and once more when it is over.
 
-Senders keep what is refused and try again later and later, so a disk that has room again may wait long for
-the request that shows it: after `SILENT_NS` without a refusal the collector counts as able again.
+A nearly full disk takes small requests between large ones that it refuses: one that is taken ends nothing
+before `CALM_NS` have passed without a refusal. Senders keep what is refused and try again later and later,
+so a disk that has room again may wait long for the request that shows it: after `SILENT_NS` without a
+refusal the collector counts as able again, and the next refusal is a new one.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+CALM_NS = 30 * 10**9
 SILENT_NS = 60 * 10**9
 
 logger = logging.getLogger(__name__)
@@ -37,17 +40,18 @@ class DiskRefusals:
         last_ns = self._last_ns
         if last_ns is None or self._clock_ns() - last_ns >= SILENT_NS:
             return ""
-        return f"the disk of the write-ahead log ({self._directory}) refuses: nothing is acknowledged"
+        return f"the disk of the write-ahead log ({self._directory}) refuses requests: not acknowledged"
 
     def refused(self, error: Exception) -> None:
         """The disk did not take a request."""
         with self._lock:
-            is_new = self._last_ns is None
-            self._last_ns = self._clock_ns()
+            now_ns = self._clock_ns()
+            is_new = self._last_ns is None or now_ns - self._last_ns >= SILENT_NS
+            self._last_ns = now_ns
         if is_new:
             logger.warning(
-                "nothing is acknowledged: the write-ahead log in %s cannot be written: %s; senders try again "
-                "until their buffers are full: make room there, or see what the disk has",
+                "requests are not acknowledged: the write-ahead log in %s cannot be written: %s; senders try "
+                "again until their buffers are full: make room there, or see what the disk has",
                 self._directory,
                 error,
             )
@@ -57,6 +61,8 @@ class DiskRefusals:
         if self._last_ns is None:
             return
         with self._lock:
-            is_over, self._last_ns = self._last_ns is not None, None
+            is_over = self._last_ns is not None and self._clock_ns() - self._last_ns >= CALM_NS
+            if is_over:
+                self._last_ns = None
         if is_over:
             logger.warning("the write-ahead log in %s can be written again", self._directory)

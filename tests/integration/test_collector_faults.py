@@ -209,7 +209,7 @@ def test_a_full_disk_acknowledges_nothing_and_recovers_without_a_restart(
         assert process.metric("moetrace_collector_received_total") == 4
         filler.unlink()
         assert process.send(request(RUN.step(1))).status == 200
-        assert process.get("/healthz").status == 200
+        # Not yet on /healthz, which waits until the disk has been calm for a while: see test_refusals.
         process.wait_for("moetrace_collector_joined_total", 8)
         assert_law(process)
         child.terminate()

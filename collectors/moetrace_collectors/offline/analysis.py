@@ -31,6 +31,7 @@ from moetrace_collectors.offline.phases import recognise
 from moetrace_collectors.offline.rank_steps import RankInput, joined_steps
 from moetrace_collectors.offline.rank_trace import RankTrace
 from moetrace_collectors.offline.source import bad_file, json_lines, read_json
+from moetrace_collectors.offline.trace_ranks import BrokenTrace, number_traces
 from moetrace_collectors.offline.usage import RankUsage, rank_usage
 from moetrace_collectors.offline.wait_matrix import checked_matrix, matrices_in
 from moetrace_collectors.traces.step_clocks import step_clocks
@@ -86,7 +87,8 @@ class _Read:
     """What has been read so far."""
 
     files: list[FileRead] = field(default_factory=list)
-    traces: list[RankTrace] = field(default_factory=list)
+    traces: list[RankTrace | BrokenTrace] = field(default_factory=list)
+    """In the order of their files, which numbers those that do not tell their rank."""
     own: list[OwnSteps] = field(default_factory=list)
     timed: list[JoinedStep] = field(default_factory=list)
     loads: list[LoadRecording] = field(default_factory=list)
@@ -111,6 +113,7 @@ def analyze(paths: Sequence[Path], *, progress: Progress | None = None) -> Analy
             if path in named or not searched:
                 raise
             read.warnings.append(f"passed over, of no known kind: {path}")
+            read.traces.append(BrokenTrace(path=path, is_sure=False))
             continue
         try:
             _read_file(path, kind, read, named=path in named, progress=progress)
@@ -123,7 +126,9 @@ def analyze(paths: Sequence[Path], *, progress: Progress | None = None) -> Analy
                 read.warnings.append(f"passed over: {error}")
             else:
                 broken.append(error)
-    if not read.files and not read.traces:
+                if kind in (InputKind.TRACE, InputKind.NSYS):
+                    read.traces.append(BrokenTrace(path=path, is_sure=True))
+    if not read.files and not any(isinstance(one, RankTrace) for one in read.traces):
         if broken:
             raise broken[0]
         raise UsageError(f"{paths[0]}: nothing here is of a known kind; expected is {KNOWN}")
@@ -211,7 +216,7 @@ def _add_matrix(read: _Read, path: Path, name: str, value: object) -> None:
 
 def _analyse(read: _Read) -> Analysis:
     warnings = list(read.warnings)
-    traces, alone = _numbered(read.traces, warnings)
+    traces, alone = number_traces(read.traces, warnings)
     inputs = {}
     for trace in traces:
         read.files.append(
@@ -261,36 +266,6 @@ def _analyse(read: _Read) -> Analysis:
     if inputs and not any(one.moe_layers for one in usage.values()):
         warnings.append("no MoE phase recognised: no annotation and no kernel of a known name")
     return replace(analysis, warnings=tuple(dict.fromkeys(warnings)))
-
-
-def _numbered(traces: Sequence[RankTrace], warnings: list[str]) -> tuple[list[RankTrace], set[int]]:
-    """Every trace with a rank of its own, and the ranks that are joined with no other.
-
-    Ranks that the files tell are kept. Files that tell none are numbered in their order; where several
-    tell the same rank they are traces of different things, so all but the first get a free number and
-    are looked at alone.
-    """
-    told = {trace.rank for trace in traces if trace.rank_told}
-    free = (number for number in range(len(traces) + len(told) + 1) if number not in told)
-    numbered: list[RankTrace] = []
-    taken: set[int] = set()
-    alone: set[int] = set()
-    for trace in traces:
-        if trace.rank_told and trace.rank not in taken:
-            taken.add(trace.rank)
-            numbered.append(trace)
-            continue
-        number = next(free)
-        if trace.rank_told:
-            warnings.append(
-                f"{trace.source}: rank {trace.rank} is there already; shown as {number}, joined with none"
-            )
-            alone.add(number)
-        elif len(traces) > 1:
-            warnings.append(f"{trace.source}: does not tell its rank; numbered {number}")
-        taken.add(number)
-        numbered.append(replace(trace, rank=number))
-    return numbered, alone
 
 
 def _recognised(trace: RankTrace, warnings: list[str]) -> RankInput:

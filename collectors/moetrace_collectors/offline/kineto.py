@@ -30,6 +30,7 @@ from moetrace_collectors.offline.rank_trace import (
     RankTrace,
 )
 from moetrace_collectors.offline.source import bad_file, open_bytes
+from moetrace_collectors.offline.trace_ranks import rank_in_name
 
 FORMAT = "pytorch_trace"
 MAX_MICROSECONDS = 9e15
@@ -53,7 +54,6 @@ _DROPPED_CATEGORIES = frozenset(
     {"cpu_op", "python_function", "ac2g", "Operator", "fwdbwd", "cpu_instant_event"}
 )
 
-_RANK_IN_NAME = re.compile(r"rank[-_.]?(\d{1,7})", re.IGNORECASE)
 _NUMBERS = re.compile(r"-?\d{1,9}")
 
 
@@ -256,8 +256,7 @@ def read_trace(path: Path, *, progress: Callable[[int], None] | None = None) -> 
     distributed = distributed if isinstance(distributed, dict) else {}
     rank = _integer(distributed.get("rank"), -1)
     if not 0 <= rank < MAX_RANKS:
-        named = _RANK_IN_NAME.search(path.name)
-        rank = int(named[1]) if named and int(named[1]) < MAX_RANKS else -1
+        rank = rank_in_name(path)
     world_size = _integer(distributed.get("world_size"), -1)
     base = _integer(events.metadata.get("baseTimeNanoseconds"), 0)
     device = builder.device_rows()

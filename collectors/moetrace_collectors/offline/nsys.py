@@ -8,7 +8,6 @@ from the start of the recording.
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -19,7 +18,6 @@ import numpy as np
 
 from moetrace_collectors.model import IntArray
 from moetrace_collectors.offline.rank_trace import (
-    MAX_RANKS,
     NO_CORRELATION,
     AnnotationRows,
     DeviceKind,
@@ -28,12 +26,12 @@ from moetrace_collectors.offline.rank_trace import (
     RankTrace,
 )
 from moetrace_collectors.offline.source import bad_file
+from moetrace_collectors.offline.trace_ranks import rank_in_name
 
 FORMAT = "nsys_sqlite"
 MAGIC = b"SQLite format 3\x00"
 MAX_NS = 2**62
 
-_RANK_IN_NAME = re.compile(r"rank[-_.]?(\d{1,7})", re.IGNORECASE)
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _MEMCPY, _MEMSET = "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
 _RUNTIME, _NVTX = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
@@ -69,8 +67,7 @@ def _read(connection: sqlite3.Connection, path: Path) -> RankTrace:
     device = reader.device_rows()
     annotations = reader.annotation_rows()
     launches = reader.launch_rows()
-    named = _RANK_IN_NAME.search(path.name)
-    rank = int(named[1]) if named and int(named[1]) < MAX_RANKS else -1
+    rank = rank_in_name(path)
     return RankTrace(
         source=str(path),
         format=FORMAT,

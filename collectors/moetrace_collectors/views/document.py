@@ -104,6 +104,7 @@ def _runner_up(suspect: Suspect | None) -> dict[str, Any] | None:
 
 
 def _summary(summary: Summary, view: RunView) -> dict[str, Any]:
+    has_length = summary.step_median_ns > 0
     return {
         "headline": summary.headline,
         "remark": summary.remark,
@@ -112,9 +113,9 @@ def _summary(summary: Summary, view: RunView) -> dict[str, Any]:
         "counted_steps": summary.counted_steps,
         "evidence": {str(member): count for member, count in summary.evidence.items()},
         "partial_steps": summary.partial_steps,
-        "step_ms_median": _ms(summary.step_median_ns),
-        "step_ms_p95": _ms(summary.step_p95_ns),
-        "extension_ms_median": _ms(summary.extension_median_ns),
+        "step_ms_median": _ms(summary.step_median_ns) if has_length else None,
+        "step_ms_p95": _ms(summary.step_p95_ns) if has_length else None,
+        "extension_ms_median": _ms(summary.extension_median_ns) if has_length else None,
         "phase_ms_median": {str(phase): _ms(value) for phase, value in summary.phase_median_ns.items()},
         "worst_step": view.detail.step if view.detail else None,
         "findings": [_finding(finding) for finding in summary.findings],

@@ -38,8 +38,10 @@ _ADVICE = {
     ),
 }
 
+MAX_IN_HEADLINE = 3
+"""Missing ranks that are named in a headline ..."""
 MAX_LISTED = 8
-"""Missing ranks that are named in an advice."""
+"""... and in an advice; of the others their number, and the least steps they are missing from."""
 
 _INCOMPARABLE = {
     Incomparable.ONE_RANK: (
@@ -76,7 +78,7 @@ def write_headline(
         evidence: Counted steps by evidence.
         counted: Counted steps.
         incomparable: Why no step can name a rank, if none can.
-        missing: Ranks that are missing from many counted steps or from the newest, with how many.
+        missing: Ranks worth a word (see `summarise`), with the counted steps they are missing from.
         unjudged: Why most steps have no verdict, if that is so.
     """
     if not counted:
@@ -86,12 +88,36 @@ def write_headline(
 
 
 def _missing(missing: Mapping[int, int], counted: int) -> str:
-    most = sorted(missing.items(), key=lambda item: (-item[1], item[0]))
-    parts = [f"rank {rank} missing from {steps:,} of {count(counted, 'step')}" for rank, steps in most[:3]]
-    if len(most) > 3:
-        parts.append(f"{count(len(most) - 3, 'more rank')} missing from some")
+    most = _most_missing(missing)
+    parts = [
+        f"rank {rank} missing from {steps:,} of {count(counted, 'step')}"
+        for rank, steps in most[:MAX_IN_HEADLINE]
+    ]
+    others = [steps for _, steps in most[MAX_IN_HEADLINE:]]
+    if others:
+        each = "all of them" if others[-1] == counted else f"{others[-1]:,} or more"
+        parts.append(f"{count(len(others), 'more rank')} missing from {each}")
     said = ", ".join(parts)
     return f"{said[:1].upper()}{said[1:]}."
+
+
+def _most_missing(missing: Mapping[int, int]) -> list[tuple[int, int]]:
+    return sorted(missing.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _missing_advice(missing: Mapping[int, int]) -> str:
+    most = _most_missing(missing)
+    ranks = sorted(rank for rank, _ in most[:MAX_LISTED])
+    others = [steps for _, steps in most[MAX_LISTED:]]
+    if others:
+        listed = ", ".join(map(str, ranks))
+        whom = f"Ranks {listed} and {len(others):,} more (missing from {count(others[-1], 'step')} or more)"
+    else:
+        whom = _ranks(ranks).capitalize()
+    return (
+        f"{whom}: see whether the process still runs, whether it called moetrace.init with this run id, and "
+        "whether it reaches the collector; what a missing rank costs cannot be told."
+    )
 
 
 def _write_standing(
@@ -171,11 +197,7 @@ def advise(
         if place.clear_steps * 2 < place.steps
     ]
     if missing:
-        advice.append(
-            f"{_ranks(sorted(missing)[:MAX_LISTED]).capitalize()}: see whether the process still runs, "
-            "whether it called moetrace.init with this run id, and whether it reaches the collector; what a "
-            "missing rank costs cannot be told."
-        )
+        advice.append(_missing_advice(missing))
     elif partial_steps:
         advice.append("Ranks are missing from some steps: see the accounting before trusting those.")
     return tuple(advice)

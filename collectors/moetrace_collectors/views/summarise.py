@@ -32,7 +32,9 @@ RECURRING_TOGETHER_SHARE = 0.4
 MISSING_STEPS_SHARE = 0.1
 """A rank that is missing from this share of counted steps or more is in the headline, if from ..."""
 MISSING_STEPS = 3
-"""... so many or more, and one that is missing from each of so many newest ones."""
+"""... so many or more; and, while the run goes on, one that is missing from each of so many newest ones."""
+MISSING_AT_END_STEPS = 20
+"""Of a run that may be over, each of so many: ranks do not all send their last few steps before they exit."""
 NO_EXCHANGE_REASON = "No exchange between ranks"
 """How the verdict engine's reason begins for a step in which no two ranks exchanged anything."""
 LAYER_SHARE = 0.5
@@ -41,8 +43,13 @@ LAYER_SHARE = 0.5
 Named = Sequence[tuple[StepRow, Suspect]]
 
 
-def summarise(steps: Sequence[StepRow]) -> Summary:
-    """All that the verdicts of a run say together."""
+def summarise(steps: Sequence[StepRow], *, goes_on: bool = False) -> Summary:
+    """All that the verdicts of a run say together.
+
+    Args:
+        steps: Of the run, or its newest.
+        goes_on: Whether the run is watched while it runs: a rank missing at the end of `steps` is news.
+    """
     counted = [row for row in steps if not row.warmup]
     named = [
         (row, row.suspect)
@@ -56,7 +63,7 @@ def summarise(steps: Sequence[StepRow]) -> Summary:
     evidence = Counter(row.evidence for row in counted)
     phase_median_ns = _phase_medians(counted)
     partial_steps = sum(bool(row.missing_ranks) for row in counted)
-    missing = _missing(counted)
+    missing = _missing(counted, MISSING_STEPS if goes_on else MISSING_AT_END_STEPS)
     unjudged = _unjudged(counted)
     # A step without a verdict has no length, which is not a length of zero.
     judged = [row for row in counted if row.step_ns > 0]
@@ -173,10 +180,10 @@ def _incomparable(counted: Sequence[StepRow]) -> Incomparable | None:
     return Incomparable.NO_EXCHANGE if alone else None
 
 
-def _missing(counted: Sequence[StepRow]) -> dict[int, int]:
+def _missing(counted: Sequence[StepRow], newest_steps: int) -> dict[int, int]:
     """Ranks worth a word, with the steps that they are missing from."""
     steps = Counter(rank for row in counted for rank in row.missing_ranks)
-    newest = sorted(counted, key=lambda row: row.step)[-MISSING_STEPS:]
+    newest = sorted(counted, key=lambda row: row.step)[-newest_steps:]
     gone = set.intersection(*(set(row.missing_ranks) for row in newest)) if newest else set()
     return {
         rank: number

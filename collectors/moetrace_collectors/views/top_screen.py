@@ -132,7 +132,7 @@ def _title(frame: Frame, cut: OverflowMethod) -> Text:
 
 def _body(run: RecentRun, console: Console, height: int) -> list[RenderableType]:
     ascii_only = _is_ascii(console)
-    summary = summarise(run.steps)
+    summary = summarise(run.steps, goes_on=True)
     whole = [layer for layer in run.imbalance if layer.view.cohort is None]
     ranks = _by_rank(run)
     budget = row_budget(height, steps=len(run.steps), ranks=len(ranks), layers=len(whole))

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from moetrace_collectors.intake import Intake
 from moetrace_collectors.receivers.handler import NotDurableError, Wire
 from moetrace_collectors.receivers.pages import Pages
-from moetrace_collectors.refusals import SILENT_NS, DiskRefusals
+from moetrace_collectors.refusals import CALM_NS, SILENT_NS, DiskRefusals
 from moetrace_collectors.request_handler import RequestHandler
 from moetrace_collectors.self_metrics import SelfMetrics
 from moetrace_collectors.series import SeriesBook
@@ -68,7 +68,7 @@ def test_a_full_disk_is_said_once_and_healthz_says_503(
     answer = client.get("/healthz")
     assert (answer.status_code, str(tmp_path) in answer.text) == (503, True)
     [line] = caplog.messages
-    assert "nothing is acknowledged" in line
+    assert "requests are not acknowledged" in line
     assert str(tmp_path) in line
     assert "No space left on device" in line
 
@@ -80,3 +80,41 @@ def test_a_full_disk_is_said_once_and_healthz_says_503(
     assert client.get("/healthz").text == "ok\n"
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
     assert "can be written again" in caplog.messages[1]
+
+
+NO_SPACE = OSError(28, "No space left on device")
+
+
+def test_a_nearly_full_disk_is_one_trouble(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Requests that fit between others that do not end nothing: one line, and /healthz stands still."""
+    caplog.set_level(logging.WARNING)
+    now_ns = [0]
+    refusals = DiskRefusals(tmp_path, clock_ns=lambda: now_ns[0])
+    for _ in range(100):
+        refusals.refused(NO_SPACE)
+        now_ns[0] += CALM_NS - 1
+        refusals.took()
+        assert refusals.trouble
+    assert len(caplog.messages) == 1
+    now_ns[0] += 1
+    refusals.took()
+    assert not refusals.trouble
+    refusals.took()
+    assert len(caplog.messages) == 2
+    assert "can be written again" in caplog.messages[1]
+
+
+def test_a_refusal_after_a_silence_is_a_new_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Retries are not said again; a refusal when the last is long over is, though nothing came between."""
+    caplog.set_level(logging.WARNING)
+    now_ns = [0]
+    refusals = DiskRefusals(tmp_path, clock_ns=lambda: now_ns[0])
+    for _ in range(3):
+        refusals.refused(NO_SPACE)
+        now_ns[0] += SILENT_NS - 1
+    assert len(caplog.messages) == 1
+    now_ns[0] += 1
+    assert not refusals.trouble
+    refusals.refused(NO_SPACE)
+    assert len(caplog.messages) == 2
+    assert refusals.trouble

@@ -132,26 +132,27 @@ def test_clocks_that_are_wrong_are_laid_over_each_other() -> None:
     assert len(trace.arrows) == len(straight.arrows)
 
 
+def uneven(steps: range, *, base_ns: int, scatter_ns: int, host: str = "host-0") -> list[TracedStep]:
+    """Steps, a second apart, of which rank 3's clock is off by the base and by up to the scatter more."""
+
+    def moved(one: RankStep) -> RankStep:
+        second = replace(one, start_unix_ns=one.start_unix_ns + one.step * 10**9)
+        if one.rank != 3:
+            return second
+        off_ns = base_ns + scatter_ns * (one.step * one.step % 7) // 4
+        return replace(second, start_unix_ns=second.start_unix_ns + off_ns, host_name=host)
+
+    return traced([[moved(one) for one in RUN.step(step)] for step in steps])
+
+
 def test_a_clock_that_cannot_be_aligned_is_said() -> None:
     """A rank whose exchange ends contradict each other is drawn by its own clock, and its name says so.
 
-    On the host of the group's lowest rank that is the same clock, and there is nothing to say.
+    On the host of the group's lowest rank that is the same clock, and there is nothing to say: a loaded host
+    scatters the ends by more than a short exchange lasts.
     """
-
-    def steps(host: str) -> list[TracedStep]:
-        return traced(
-            [
-                [
-                    replace(one, start_unix_ns=one.start_unix_ns + 50_000_000 * step * step, host_name=host)
-                    if one.rank == 3
-                    else one
-                    for one in RUN.step(step)
-                ]
-                for step in STEPS
-            ]
-        )
-
-    elsewhere, here = steps("host-1"), steps("host-0")
+    many = range(5, 19)
+    elsewhere, here = (uneven(many, base_ns=0, scatter_ns=15_000_000, host=f"host-{host}") for host in (1, 0))
     trace = drawn(elsewhere)
     assert trace.processes[3] == "rank 3 on host-1 (own clock)"
     assert trace.processes[1] == "rank 1 on host-0"
@@ -162,23 +163,31 @@ def test_a_clock_that_cannot_be_aligned_is_said() -> None:
     assert group_clocks([step.joined for step in here])[1] == []
 
 
-def test_one_host_name_with_two_clocks_is_said() -> None:
-    """Ends an hour apart, and not evenly, are no load: the ranks of one host name read two clocks."""
-    hour_ns = 3_600 * 10**9
-    steps = traced(
-        [
-            [
-                replace(one, start_unix_ns=one.start_unix_ns + hour_ns + 50_000_000 * step * step)
-                if one.rank == 3
-                else one
-                for one in RUN.step(step)
-            ]
-            for step in STEPS
-        ]
-    )
+@pytest.mark.parametrize("base_ns", [3_600 * 10**9, 2 * 10**9, -2 * 10**9, 60_000_000])
+def test_one_host_name_with_two_clocks_is_said(base_ns: int) -> None:
+    """Ends farther apart than exchanges last, and not evenly, are no load: one host name, two clocks."""
+    steps = uneven(range(5, 19), base_ns=base_ns, scatter_ns=15_000_000)
     assert drawn(steps).processes[3] == "rank 3 on host-0 (own clock)"
     _, warnings = group_clocks([step.joined for step in steps])
     assert [line.startswith("the clock of rank 3 is not aligned") for line in warnings] == [True]
+
+
+def test_long_exchanges_may_end_far_apart_on_one_clock() -> None:
+    """A rank that leaves an exchange of half a second 0.3 s after the others was in it all the while."""
+    steps = uneven(range(5, 19), base_ns=300_000_000, scatter_ns=15_000_000)
+    assert drawn(steps).processes[3] == "rank 3 on host-0 (own clock)"
+    longer = [
+        replace(
+            step.joined,
+            rank_steps=tuple(
+                replace(one, phases=replace(one.phases, duration_ns=one.phases.duration_ns + 500_000_000))
+                for one in step.joined.rank_steps
+            ),
+        )
+        for step in steps
+    ]
+    clocks, warnings = group_clocks(longer)
+    assert (clocks[3].reference_rank, warnings) == (0, [])
 
 
 def test_groups_keep_their_own_clock() -> None:

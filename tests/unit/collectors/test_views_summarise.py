@@ -235,14 +235,43 @@ def test_steps_without_a_verdict_show_the_reason_and_no_length_of_zero() -> None
 
 
 def test_a_dead_rank_leads_the_headline() -> None:
-    """Missing from many steps or from the newest three; a straggler here and there is none."""
+    """Missing from many steps or, while it runs, the newest three; a straggler here and there is none."""
     dead = [step_row(step, missing_ranks=(1,)) for step in range(3)]
     assert summarise(dead).headline.startswith("Rank 1 missing from 3 of 3 steps.")
     assert "Rank 1: see whether the process still runs" in summarise(dead).next_steps[0]
     calm = [step_row(step) for step in range(100)]
     newly = [step_row(step, missing_ranks=(1,)) for step in range(100, 103)]
-    assert summarise([*calm, *newly]).headline.startswith("Rank 1 missing from 3 of 103 steps.")
+    said = summarise([*calm, *newly], goes_on=True).headline
+    assert said.startswith("Rank 1 missing from 3 of 103 steps.")
     straggler = step_row(50, missing_ranks=(2,))
     assert "missing" not in summarise([*calm[:50], straggler, *calm[51:]]).headline
     slow = [step_row(step, suspect(0, Phase.ROUTER), missing_ranks=(1,)) for step in range(3)]
     assert "Rank 0 in router" in summarise(slow).headline
+
+
+def test_last_steps_of_a_run_that_may_be_over_are_no_dead_rank() -> None:
+    """Three of many are what an exit leaves behind; a rank that was gone for longer has died."""
+    calm = [step_row(step) for step in range(1_000)]
+    for steps, is_said in ((3, False), (20, True)):
+        newly = [step_row(1_000 + step, missing_ranks=(3,)) for step in range(steps)]
+        summary = summarise([*calm, *newly])
+        assert ("missing" in summary.headline) is is_said
+        assert summary.next_steps[-1].startswith("Rank 3: see" if is_said else "Ranks are missing from some")
+
+
+def test_missing_ranks_that_are_not_listed_are_counted() -> None:
+    """Headline and advice say how many more there are, and the least that any of them is missing from."""
+    steps = [step_row(step, missing_ranks=tuple(range(20, 52))) for step in range(40)]
+    summary = summarise(steps)
+    assert summary.headline.startswith(
+        "Rank 20 missing from 40 of 40 steps, rank 21 missing from 40 of 40 steps, "
+        "rank 22 missing from 40 of 40 steps, 29 more ranks missing from all of them."
+    )
+    assert summary.next_steps[-1].startswith(
+        "Ranks 20, 21, 22, 23, 24, 25, 26, 27 and 24 more (missing from 40 steps or more): see whether"
+    )
+    # Rank r from 0 is missing from the first 40 - r steps: those missing most are named first.
+    falling = [step_row(step, missing_ranks=tuple(range(40 - step))) for step in range(40)]
+    summary = summarise(falling)
+    assert ", 34 more ranks missing from 4 or more." in summary.headline
+    assert "5, 6, 7 and 29 more (missing from 4 steps or more)" in summary.next_steps[-1]
