@@ -221,7 +221,7 @@ class _Choice:
     ) -> None:
         """Of forward(hidden_states, topk_output, ..)."""
         self._begin(counter, index)
-        ids = _raw_ids(args[1] if len(args) > 1 else kwargs.get("topk_output"))
+        ids = _raw_ids(_top_k_output(args, kwargs))
         known = self._chosen.get(id(ids))
         # The number of one that is gone may be another's by now.
         if known is None or known() is not ids:
@@ -244,8 +244,12 @@ def _count_ids(
 def _count_given(
     add: Add, counter: RouteCounter, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:
-    # forward(hidden_states, topk_output, ..)
-    _count_ids(add, counter, index, args, kwargs, args[1] if len(args) > 1 else kwargs.get("topk_output"))
+    _count_ids(add, counter, index, args, kwargs, _top_k_output(args, kwargs))
+
+
+def _top_k_output(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of the experts' forward(hidden_states, topk_output, ..)."""
+    return args[1] if len(args) > 1 else kwargs.get("topk_output")
 
 
 def _raw_ids(top_k_output: Any) -> Any | None:
