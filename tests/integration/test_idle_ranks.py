@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from integration.collector_process import collector, environment, rows
+from integration.collector_process import collector, rows
 from integration.idle_rank_worker import EXPERTS, PLAN, RANKS, RUN, TOP_K
+from integration.rank_processes import run_ranks
 
 pytestmark = pytest.mark.multirank
 
@@ -32,22 +31,11 @@ def ranks(directory: Path) -> list[dict[str, Any]]:
     outputs = [directory.parent / f"rank-{rank}.json" for rank in range(RANKS)]
     with collector(directory) as service:
         rendezvous = directory.parent / "rendezvous"
-        processes = [
-            subprocess.Popen(
-                [sys.executable, WORKER, str(rank), rendezvous, outputs[rank], service.http_address],
-                env=environment(),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in range(RANKS)
-        ]
-        try:
-            logs = [process.communicate(timeout=120)[0] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        assert [process.returncode for process in processes] == [0] * RANKS, "\n".join(logs)
+        run_ranks(
+            WORKER,
+            [(str(rank), rendezvous, outputs[rank], service.http_address) for rank in range(RANKS)],
+            timeout_s=120,
+        )
         assert service.terminate() == 0
     found = [json.loads(output.read_text()) for output in outputs]
     assert [(rank["errors"], rank["sent"]) for rank in found] == [({}, len(PLAN))] * RANKS

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from integration.collector_process import environment
+from integration.rank_processes import run_ranks
 from transformers_there import transformers_or_skip
 
 transformers_or_skip(whole_module=True)
@@ -25,22 +23,11 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank found, by case."""
     folder = tmp_path_factory.mktemp("wrapped")
     outputs = [folder / f"rank-{rank}.json" for rank in range(RANKS)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, WORKER, str(rank), str(RANKS), folder / "rendezvous", outputs[rank], *CASES],
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        logs = [process.communicate(timeout=240)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * RANKS, "\n".join(logs)
+    run_ranks(
+        WORKER,
+        [(str(rank), str(RANKS), folder / "rendezvous", outputs[rank], *CASES) for rank in range(RANKS)],
+        timeout_s=240,
+    )
     return [json.loads(output.read_text()) for output in outputs]
 
 
