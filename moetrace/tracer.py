@@ -29,10 +29,11 @@ from moetrace.instrument.phases import PhaseScope, phase_site
 from moetrace.instrument.recorders import key_of
 from moetrace.instrument.silent_sites import CoverageWatch
 from moetrace.instrument.step_buffers import StepBuffers
-from moetrace.instrument.step_kind import StepKind, is_due
+from moetrace.instrument.step_kind import TUNER, StepKind, check_microbatch, is_due
 from moetrace.instrument.steps import StepScope
-from moetrace.instrument.torch_state import TorchState, graphs_compiled, learn_torch
+from moetrace.instrument.torch_state import TorchState, learn_torch
 from moetrace.record.buffer import StepBuffer
+from moetrace.record.expert_homes import UNKNOWN, ExpertHomes, homes_of
 from moetrace.record.placement import make_placement
 from moetrace.record.sites import SiteTable
 from moetrace.record.types import StepRecord
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
     from moetrace.timing.clock import Clock
 
 logger = logging.getLogger("moetrace")
-_HIGHEST_MICROBATCH = 65_535
-"""The wire's microbatch column is a uint16."""
 _FORKED = (
     "this process was forked from one in which moetrace runs, and the threads that send did not come along: "
     "call moetrace.init() here, then instrument() or wrap() again"
@@ -91,6 +90,7 @@ class Tracer:
         self._has_torch = "torch" in sys.modules
         self._scope: object | None = None
         self._placement_version = 0
+        self._homes: ExpertHomes | None = None
         self._phase_sites: dict[tuple[str, int | None], tuple[int, TorchState, int]] = {}
         self._graph_key = key_of(self)
         self._installer = Installer(self)
@@ -226,8 +226,7 @@ class Tracer:
     ) -> None:
         """Open a step on behalf of `scope`; a step that is still open is dropped and counted.
 
-        Raises:
-            ValueError: a number out of range or an unknown forward mode; the step is not recorded.
+        An argument that cannot be costs the step and not the stage: steps behind it are recorded.
         """
         if self.capture is not None:
             # A forward that is captured does not run: it is no step.
@@ -241,18 +240,29 @@ class Tracer:
         begun = self._steps_begun
         self._steps_begun = begun + 1
         self._scope = scope
-        dummy = self.kind.is_dummy(dummy)
         if self.buffer is not None:
             self._drop_open(DropReason.STEP_ABORTED)
-        number = self._next_step if step is None else operator.index(step)
         recording = not (self.closed or self.guard.is_off("record"))
+        # What the caller got wrong is no stage's failure: after too many of those, good steps would go
+        # unrecorded too.
+        try:
+            number = self._next_step if step is None else operator.index(step)
+        except TypeError:
+            number = -1
         if recording and not 0 <= number <= HIGHEST_STEP:
-            # No stage's failure: after too many of those, steps with good numbers would go unrecorded too.
-            self._refuse(DropReason.STEP_OUT_OF_RANGE, f"step={number}: 0 to {HIGHEST_STEP} expected")
+            said = number if step is None else repr(step)
+            self._refuse(DropReason.STEP_OUT_OF_RANGE, f"step={said}: 0 to {HIGHEST_STEP} expected")
             return
         self._next_step = number + 1
         if not recording or not is_sampled(self.context.run_id, number, self.config.sample_period):
             self.metrics.steps_not_sampled += 1
+            return
+        try:
+            mode, told = self.kind.mode(forward_mode)
+            microbatch = check_microbatch(microbatch)
+            dummy, warmup = self.kind.is_dummy(dummy), self.kind.is_warmup(warmup, begun)
+        except (RuntimeError, TypeError, ValueError) as error:
+            self._refuse(DropReason.WRONG_ARGUMENT, f"step(): {error}")
             return
         self.metrics.steps_sampled += 1
         buffer = self._buffers.ready(self.device).acquire()
@@ -260,17 +270,15 @@ class Tracer:
             self.metrics.drop(DropReason.BUFFER_POOL_EMPTY)
             return
         try:
-            if not 0 <= microbatch <= _HIGHEST_MICROBATCH:
-                raise ValueError(f"microbatch={microbatch}: 0 to {_HIGHEST_MICROBATCH} expected")
-            mode, told = self.kind.mode(forward_mode)
             buffer.begin(
                 number,
                 microbatch=microbatch,
                 forward_mode=mode,
                 mode_told=told,
                 cohort=cohort if cohort in self.config.cohorts else "",
-                warmup=self.kind.is_warmup(warmup, begun),
+                warmup=warmup,
                 placement_version=self._placement_version,
+                homes=self._homes,
                 start_unix_ns=time.time_ns(),
                 expected_sites=self._coverage.expected,
             )
@@ -281,7 +289,9 @@ class Tracer:
                 coactivation=is_due(self.config.coactivation_steps, recorded) and not dummy,
                 dummy=dummy,
             )
-            buffer.compiled_graphs = graphs_compiled()
+            if self._coverage.expected and TUNER in sys.modules:
+                self.guard.run("tuning", self._installer.functions.watch_tuning)
+            buffer.compilations = self.kind.compilations()
             buffer.start_mark = buffer.mark()
         except Exception:
             self._release(buffer, DropReason.INTERNAL_ERROR)
@@ -308,7 +318,7 @@ class Tracer:
         try:
             buffer.end_mark = buffer.mark()
             # A step in which something was compiled or tuned is none that anybody wants in a summary.
-            buffer.warmup |= buffer.compiled_graphs != graphs_compiled()
+            buffer.warmup |= buffer.compilations != self.kind.compilations()
             if buffer.counter is not None:
                 buffer.counter.finish()
         except Exception:
@@ -407,6 +417,10 @@ class Tracer:
             known_layers=sorted({site.layer for site in self.count_sites}),
         )
         self._placement_version = version
+        if record is not None:
+            self._homes = homes_of(record.map, record.terms)
+        else:
+            self._homes = UNKNOWN if version else None
         first = self.context.ep_rank == 0
         if record is not None and first and not self.closed and self.config.sample_period > 0:
             self.drain.placements.append(record)

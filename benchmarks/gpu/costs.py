@@ -1,4 +1,4 @@
-"""What it costs: a pair of marks, and steps of decode and prefill with tracing off, sampled out and on."""
+"""What it costs: a pair of marks, steps of decode and prefill (off, sampled out and on), and CUPTI."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from checks import captured
 from moe_model import Model, with_tracer
 from outcome import Outcome, measured, skipped
 
+from moetrace.errors import ConfigError
 from moetrace.timing.clock import HostClock
 
 
@@ -71,6 +72,32 @@ def steps(name: str, model: Model, tokens: torch.Tensor, rounds: int, *, graph: 
         f"{medians['off'] * 1e3:.2f} ms off; sampled out {medians['sampled out'] / medians['off']:.3f} x, "
         f"on {medians['on'] / medians['off']:.3f} x",
         **{f"{label.replace(' ', '_')}_s": value for label, value in medians.items()},
+    )
+
+
+def kernels(model: Model, tokens: torch.Tensor, rounds: int) -> Outcome:
+    """Median step time inside of a stretch of `tracer.kernels()`, outside of it, and untraced."""
+    name = "CUPTI, prefill"
+    if tokens.device.type != "cuda":
+        return skipped(name, "needs CUDA")
+    times: dict[str, list[float]] = {"off": _time(_runner(model, tokens, False), tokens, rounds)}
+
+    def run(tracer: Any) -> None:
+        step = _runner(model, tokens, False)
+        times["outside"] = _time(step, tokens, rounds)
+        with tracer.kernels():
+            times["inside"] = _time(step, tokens, rounds)
+
+    try:
+        with_tracer(model, run, kernels=True)
+    except ConfigError as error:
+        return skipped(name, str(error))
+    medians = {label: statistics.median(values) for label, values in times.items()}
+    return measured(
+        name,
+        f"{medians['off'] * 1e3:.2f} ms off; wrapped for it {medians['outside'] / medians['off']:.3f} x, in "
+        f"a stretch {medians['inside'] / medians['off']:.3f} x",
+        **{f"{label}_s": value for label, value in medians.items()},
     )
 
 

@@ -57,6 +57,7 @@ def main() -> int:
         lambda: costs.steps("decode, eager", model, decode, rounds),
         lambda: costs.steps("decode, CUDA graph", model, decode, rounds, graph=True),
         lambda: costs.steps("prefill, eager", model, prefill, rounds),
+        lambda: costs.kernels(model, prefill, rounds),
     ):
         outcomes.append(_guarded(run))
         print(f"{outcomes[-1].state:9}{outcomes[-1].name}: {outcomes[-1].said}", flush=True)

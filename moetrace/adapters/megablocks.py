@@ -73,6 +73,9 @@ def _layer(path: str, module: Any, owner: Any, layer: int) -> LayerMatch:
             targets.append(count(owner, "permute_and_compute", layer, compute, look, CountKind.RECEIVED))
         else:
             notes.append("ranks share experts: rows received are not counted")
+    # Dropless experts are the ones that also sort for sparse products.
+    if arguments.moe_capacity_factor > 0 and not hasattr(owner, "indices_and_padded_bins"):
+        notes.append("pairs beyond the capacity are counted as routed: which are dropped is not told")
     shared = getattr(module, "shared_expert", None)
     if shared is not None:
         phases.add(Phase.SHARED_EXPERT)

@@ -7,9 +7,11 @@ the MLP runs (alone, or on received rows) rows are gathered before it and scatte
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from moetrace.adapters.base import (
+    Count,
     DispatchResult,
     LayerMatch,
     ModelMatch,
@@ -58,7 +60,6 @@ def _layer(path: str, module: Any, layer: int) -> LayerMatch:
     targets = [
         layer_forward(module, layer, f"{here}forward"),
         phase(module.router, "forward", layer, f"{here}router.forward", Phase.ROUTER),
-        count(module.router, "forward", layer, f"{here}router.forward", reader.router),
         experts_call(experts, "forward", layer, f"{here}experts.forward"),
         phase(mlp, "forward", layer, mlp_name, Phase.EXPERT_GEMM),
     ]
@@ -70,6 +71,14 @@ def _layer(path: str, module: Any, layer: int) -> LayerMatch:
         phases |= {Phase.DISPATCH, Phase.COMBINE}
         targets += _parallel_targets(experts, layer, f"{here}experts")
         targets.append(count(mlp, "forward", layer, mlp_name, _count_received, CountKind.RECEIVED))
+    with_capacity = callable(getattr(experts, "expert_capacity", None))
+    if with_capacity:
+        name = f"{here}experts.forward"
+        for kind, look in ((CountKind.ROUTED, _count_admitted), (CountKind.DROPPED, _count_dropped)):
+            counted: Count = traceable(partial(look, experts))
+            targets.append(count(experts, "forward", layer, name, counted, kind))
+    else:
+        targets.append(count(module.router, "forward", layer, f"{here}router.forward", reader.router))
     shared = getattr(module, "shared_mlp", None)
     if shared is not None:
         phases.add(Phase.SHARED_EXPERT)
@@ -82,6 +91,7 @@ def _layer(path: str, module: Any, layer: int) -> LayerMatch:
         num_local_experts=int(experts.num_local_experts),
         targets=tuple(targets),
         phases=tuple(known for known in Phase if known in phases),
+        exact_rows=not with_capacity,
         parallel=parallel,
         notes=tuple(notes),
     )
@@ -114,6 +124,42 @@ def _count_received(
         if hasattr(given, "dim") and given.dim() == 1:
             counter.add_counts(index, given, 0)
             return
+
+
+def _count_admitted(
+    experts: Any,
+    counter: RouteCounter,
+    index: int,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    result: Any,
+) -> None:
+    chosen, places = _chosen_and_places(experts, args, kwargs)
+    counter.add_counts(index, chosen.clamp(max=places), _tokens(args, kwargs) * int(experts.top_k))
+
+
+def _count_dropped(
+    experts: Any,
+    counter: RouteCounter,
+    index: int,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    result: Any,
+) -> None:
+    chosen, places = _chosen_and_places(experts, args, kwargs)
+    counter.add_counts(index, (chosen - places).clamp(min=0), 0)
+
+
+def _chosen_and_places(experts: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:
+    """Pairs of this rank per expert [E], and how many of them each expert takes."""
+    # experts(rows, weights, ids, pairs per expert)
+    chosen = args[3] if len(args) > 3 else kwargs["batch_size_per_expert"]
+    return chosen, experts.expert_capacity(_tokens(args, kwargs)) // experts.ep_world_size
+
+
+def _tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    rows = args[0] if args else kwargs["x"]
+    return int(rows.numel() // rows.shape[-1])
 
 
 def _read_dispatch(result: Any) -> DispatchResult | None:

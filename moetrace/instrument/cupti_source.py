@@ -104,9 +104,10 @@ class LaunchIds:
     def push(self, label: str) -> None:
         """A wrapped call begins."""
         trace = _open
-        self._pushed.append(trace)
         if trace is not None:
             trace.push(external_id(next(_calls), self._site))
+        # Last: a call whose id was refused pops nothing.
+        self._pushed.append(trace)
 
     def pop(self) -> None:
         """It ends; with what it began with, should the stretch have ended meanwhile."""

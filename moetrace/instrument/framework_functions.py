@@ -1,7 +1,7 @@
 """Functions and classes that all models of a process share: one wrapper serves them, put there once.
 
 Those are torch.distributed's all-to-alls and the exchanges of libraries, functions of a framework that an
-adapter names, and the calls of serving engines.
+adapter names, the calls of serving engines, and Triton's autotuner.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from moetrace.adapters import deepep
 from moetrace.adapters.base import Call, EngineCall, Target
 from moetrace.instrument.patches import Patches
-from moetrace.instrument.step_kind import engine_step
+from moetrace.instrument.step_kind import TUNER, engine_step, tuning_noted
 from moetrace.record.sites import Role
 
 if TYPE_CHECKING:
@@ -74,6 +74,13 @@ class FrameworkFunctions:
             )
         for target in deepep.exchanges():
             self._place(target)
+
+    def watch_tuning(self) -> None:
+        """Let Triton's autotuner say when it tries configurations; nothing where it was not imported."""
+        tuner = getattr(sys.modules.get(TUNER), "Autotuner", None)
+        if tuner is not None and self.take(tuner, "prune_configs"):
+            make = functools.partial(tuning_noted, kind=self._tracer.kind)
+            self.patches.replace(tuner, "prune_configs", make)
 
     def _place(self, target: Target) -> None:
         if not self.take(target.owner, target.attribute):

@@ -5,12 +5,11 @@ A range is the host's: it shows where a call launches its work, whether or not a
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
-from moetrace.instrument.patches import mark_wrapper
-from moetrace.instrument.torch_state import TorchState
+from moetrace.guard import Guard
+from moetrace.instrument.eager_calls import eager_call
 from moetrace.record.sites import Site
 
 Push = Callable[[str], object]
@@ -37,29 +36,25 @@ def label_of(site: Site) -> str:
     return what if site.layer is None else f"{what} layer {site.layer}"
 
 
-def ranged(function: Callable[..., Any], label: str, push: Push, pop: Pop) -> Callable[..., Any]:
-    """Wrap a callable in a range."""
-    state = TorchState()
-    compiling, active = state.compiling, True
+def _end(pop: Pop, guard: Guard) -> None:
+    # Not by the guard's run: a range that has begun ends, also where the stage was switched off meanwhile.
+    try:
+        pop()
+    except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
+        guard.caught("ranges", error)
 
-    def learn() -> None:
-        nonlocal compiling
-        compiling = state.compiling
 
-    state.once_torch_is_there(learn)
+def ranged(
+    function: Callable[..., Any], label: str, push: Push, pop: Pop, guard: Guard
+) -> Callable[..., Any]:
+    """Wrap a callable in a range; where the profiler refuses one, the call goes on without."""
 
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if compiling() or not active:
-            return function(*args, **kwargs)
-        push(label)
+    def within(*args: Any, **kwargs: Any) -> Any:
+        began = guard.run("ranges", push, label)
         try:
             return function(*args, **kwargs)
         finally:
-            pop()
+            if began:
+                _end(pop, guard)
 
-    def make_passive() -> None:
-        nonlocal active
-        active = False
-
-    return mark_wrapper(wrapper, function, make_passive)
+    return eager_call(function, within)

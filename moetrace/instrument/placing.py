@@ -78,12 +78,12 @@ class Placing:
             from moetrace.instrument.nvtx import ranged
 
             ids = LaunchIds(number)
-            function = ranged(function, site.name, ids.push, ids.pop)
+            function = ranged(function, site.name, ids.push, ids.pop, self._tracer.guard)
         if config.nvtx:
             from moetrace.instrument.nvtx import label_of, nvtx_functions, ranged
 
             if self.nvtx is None:
                 self.nvtx = nvtx_functions()
             if not isinstance(self.nvtx, str):
-                function = ranged(function, label_of(site), *self.nvtx)
+                function = ranged(function, label_of(site), *self.nvtx, self._tracer.guard)
         return function

@@ -9,19 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from moetrace.adapters.base import EngineCall, StepFacts
 from moetrace.instrument.patches import mark_wrapper
-from moetrace.instrument.torch_state import TorchState
+from moetrace.instrument.torch_state import TorchState, graphs_compiled
 from moetrace.record.buffer import StepBuffer
 from moetrace_schemas.enums import ForwardMode
 
 if TYPE_CHECKING:
     from moetrace.config import Config
     from moetrace.instrument.steps import StepOwner
+
+TUNER = "triton.runtime.autotuner"
+"""Where Triton tries the configurations of a kernel, the first time that it sees a shape."""
+HIGHEST_MICROBATCH = 65_535
+"""The wire's microbatch column is a uint16."""
 
 
 class StepKind:
@@ -35,6 +42,8 @@ class StepKind:
         """Instrumented models."""
         self.facts: StepFacts | None = None
         """What the engine says of the forward that it runs now."""
+        self.tunings = 0
+        """How often Triton has tuned a kernel."""
         self.in_graphs: list[int] = []
         """Numbers of the models whose compiled forwards run now, outermost first; no step is around them."""
 
@@ -45,7 +54,10 @@ class StepKind:
             ValueError: an unknown forward mode.
         """
         if said is not None:
-            return ForwardMode(said), True
+            try:
+                return ForwardMode(said), True
+            except ValueError:
+                raise ValueError(f"forward_mode={said!r}: one of {', '.join(ForwardMode)} expected") from None
         if self._configured:
             return ForwardMode(self._configured), True
         if self.facts is not None:
@@ -62,7 +74,27 @@ class StepKind:
 
     def is_dummy(self, said: bool) -> bool:
         """Whether a step that begins is a dummy batch."""
-        return said or (self.facts is not None and self.facts.dummy)
+        return bool(said) or (self.facts is not None and self.facts.dummy)
+
+    def compilations(self) -> int:
+        """Goes up where something is compiled or tuned: in a step where it did, times are not the model's."""
+        # Imported in the middle of a step, for the first kernel: what that one tuned went unseen.
+        return graphs_compiled() + self.tunings + (TUNER in sys.modules)
+
+
+def check_microbatch(said: int) -> int:
+    """A microbatch's index as a plain number.
+
+    Raises:
+        ValueError: no whole number, or one that the wire cannot hold.
+    """
+    try:
+        number = operator.index(said)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= HIGHEST_MICROBATCH:
+        raise ValueError(f"microbatch={said!r}: 0 to {HIGHEST_MICROBATCH} expected")
+    return number
 
 
 def is_due(period: int, recorded: int) -> bool:
@@ -141,6 +173,23 @@ def _dummy_inside(owner: StepOwner, buffer: StepBuffer) -> Iterator[None]:
     finally:
         if counter is not None and owner.buffer is buffer:
             counter.in_dummy = False
+
+
+def tuning_noted(function: Callable[..., Any], kind: StepKind) -> Callable[..., Any]:
+    """Wrap what Triton asks for the configurations of a kernel that has none for this shape yet."""
+    active = True
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if active:
+            kind.tunings += 1
+        return function(*args, **kwargs)
+
+    def make_passive() -> None:
+        nonlocal active
+        active = False
+
+    return mark_wrapper(wrapper, function, make_passive)
 
 
 def engine_step(function: Callable[..., Any], owner: StepOwner, call: EngineCall) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ from moetrace.timing.clock import Clock
 from moetrace_schemas.enums import ForwardMode
 
 if TYPE_CHECKING:
+    from moetrace.record.expert_homes import ExpertHomes
     from moetrace.record.replays import Replay
 
 WIDTH = 4
@@ -42,13 +43,14 @@ class StepBuffer:
         "backward",
         "capacity",
         "cohort",
-        "compiled_graphs",
+        "compilations",
         "counter",
         "counting_ns",
         "end_mark",
         "ended",
         "expected_sites",
         "forward_mode",
+        "homes",
         "in_flight",
         "launches",
         "length",
@@ -107,6 +109,7 @@ class StepBuffer:
         cohort: str = "",
         warmup: bool = False,
         placement_version: int = 0,
+        homes: ExpertHomes | None = None,
         start_unix_ns: int = 0,
         expected_sites: frozenset[int] = frozenset(),
     ) -> None:
@@ -120,10 +123,12 @@ class StepBuffer:
         self.cohort = cohort
         self.warmup = warmup
         self.placement_version = placement_version
+        self.homes = homes
+        """Ranks of the experts under that placement; None where they are placed in order."""
         self.start_unix_ns = start_unix_ns
         self.expected_sites = expected_sites
-        self.compiled_graphs = 0
-        """Graphs that torch.compile had made when the step began."""
+        self.compilations = 0
+        """What had been compiled and tuned when the step began, as a number that goes up."""
         self.length = 0
         self.overflow = 0
         self.launches = 0

@@ -50,7 +50,7 @@ def build_record(
         counter.sites if counter is not None else (),
         traffic=traffic,
         seen=counter.violations() if counter is not None else (),
-        placement_version=buffer.placement_version,
+        homes=buffer.homes,
         checking=counter is not None and counter.checking,
         unjudged=counter.unjudged if counter is not None else (),
         dummy=counter is not None and counter.dummy,

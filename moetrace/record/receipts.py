@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from moetrace.record.count_sites import DESTINATION_SIDE, CountSite
+from moetrace.record.expert_homes import ExpertHomes
 from moetrace.record.types import ExpertRow, TrafficRecord, ViolationRow
 from moetrace_schemas.enums import CountKind, Phase, RoutingViolation
 
@@ -76,7 +77,7 @@ def settle(
     *,
     traffic: Sequence[TrafficRecord] = (),
     seen: Iterable[ViolationRow] = (),
-    placement_version: int = 0,
+    homes: ExpertHomes | None = None,
     checking: bool = True,
     unjudged: Collection[int] = (),
     dummy: bool = False,
@@ -88,7 +89,7 @@ def settle(
         sites: what was counted, and what models promise.
         traffic: rows that dispatchers say they sent.
         seen: what was found on the device.
-        placement_version: 0 where experts are placed in order, so that counts say where rows go.
+        homes: ranks of the experts under the placement in force; None where they are placed in order.
         checking: whether the step is checked; of others only ids out of range are told.
         unjudged: layers of which some kinds were counted in a part of the step only (replayed graphs): their
             kinds are not held against each other, and what was executed is not told.
@@ -126,8 +127,8 @@ def settle(
         add(layer, RoutingViolation.CONSERVATION, sum(-count for count in dropped if count < 0))
         for violation, count in _executed(kinds, rule.ep_size):
             add(layer, violation, count)
-        if layer in sent and placement_version == 0:
-            add(layer, RoutingViolation.TRAFFIC_MISMATCH, _misdirected(kinds, rule, sent[layer]))
+        if layer in sent:
+            add(layer, RoutingViolation.TRAFFIC_MISMATCH, _misdirected(kinds, rule, sent[layer], homes))
     return Settled(
         experts=told,
         violations=tuple(
@@ -159,9 +160,13 @@ def _not_below_zero(dropped: ExpertRow) -> ExpertRow:
     return replace(dropped, counts=tuple(max(count, 0) for count in dropped.counts))
 
 
-def expected_rows(kinds: Kinds, num_ranks: int) -> tuple[int, ...]:
-    """Rows that each rank of the group should get of this one, with experts placed in order."""
-    admitted = _admitted(kinds)
+def expected_rows(kinds: Kinds, rule: CountSite, homes: ExpertHomes | None) -> tuple[int, ...] | None:
+    """Rows that each rank of the group should get of this one; None where nobody says who holds what."""
+    admitted, num_ranks = _admitted(kinds), rule.ep_size
+    if homes is not None:
+        return homes.rows_by_rank(rule.layer, admitted, num_ranks)
+    if rule.num_experts % num_ranks:
+        return None
     local = len(admitted) // num_ranks
     return tuple(sum(admitted[rank * local : (rank + 1) * local]) for rank in range(num_ranks))
 
@@ -179,11 +184,12 @@ def _executed(kinds: Kinds, ep_size: int) -> tuple[tuple[RoutingViolation, int],
     )
 
 
-def _misdirected(kinds: Kinds, rule: CountSite, sent: tuple[int, ...]) -> int:
+def _misdirected(kinds: Kinds, rule: CountSite, sent: tuple[int, ...], homes: ExpertHomes | None) -> int:
     """Rows that went to another rank than that of their expert, or did not go."""
-    if not rule.exact_rows or len(sent) != rule.ep_size or rule.num_experts % rule.ep_size:
+    if not rule.exact_rows or len(sent) != rule.ep_size:
         return 0
-    return sum(abs(a - b) for a, b in zip(expected_rows(kinds, rule.ep_size), sent, strict=True))
+    expected = expected_rows(kinds, rule, homes)
+    return sum(abs(a - b) for a, b in zip(expected, sent, strict=True)) if expected is not None else 0
 
 
 def _says_more(executed: ExpertRow, kinds: Kinds) -> bool:

@@ -180,9 +180,11 @@ class DropReason(StrEnum):
     REJECTED = "rejected"
     """The collector took the request and rejected the step; a warning has its words."""
     STEP_OUT_OF_RANGE = "step_out_of_range"
-    """A step number below 0, or higher than the wire's highest."""
+    """A step number that is no whole number, below 0, or higher than the wire's highest."""
     FORKED = "forked"
     """The step ran in a forked child that has not called init of its own."""
+    WRONG_ARGUMENT = "wrong_argument"
+    """Another argument of step() that cannot be, such as a microbatch out of range or an unknown forward mode."""
 
 
 class SkipReason(StrEnum):
@@ -422,6 +424,7 @@ DROP_REASON_BY_CODE: dict[int, DropReason] = {
     11: DropReason.REJECTED,
     12: DropReason.STEP_OUT_OF_RANGE,
     13: DropReason.FORKED,
+    14: DropReason.WRONG_ARGUMENT,
 }
 """Wire code -> DropReason."""
 DROP_REASON_CODE: dict[DropReason, int] = {member: code for code, member in DROP_REASON_BY_CODE.items()}

@@ -26,6 +26,16 @@ def test_layers_show_asynchronous_exchanges_and_exact_counts(ranks: int) -> None
         assert rank["kinds"] == (["received", "routed"] if ranks > 1 else ["routed"])
 
 
+@pytest.mark.parametrize("ranks", SEQUENCES)
+def test_dropless_layers_show_the_same(ranks: int) -> None:
+    """DMoE with grouped experts: another class and another product, the same phases and exact counts."""
+    python = interpreter("megablocks", "megablocks")
+    for rank in reports(run_case(python, "megablocks_layers", "dropless", ranks=ranks)):
+        assert rank["adapters"] == ["megablocks"]
+        assert rank["sequences"] == [SEQUENCES[ranks]]
+        assert rank["kinds"] == (["received", "routed"] if ranks > 1 else ["routed"])
+
+
 COMPILED = {
     1: SEQUENCES[1],
     2: SEQUENCES[2].replace("combine!", "combine combine! combine"),

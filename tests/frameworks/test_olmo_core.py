@@ -1,4 +1,4 @@
-"""OLMo-core's dropless MoE on gloo ranks; cases/olmo_core_layers.py says what of it is replaced."""
+"""OLMo-core's MoE on gloo ranks; cases/olmo_core_layers.py says what of it is replaced."""
 
 from __future__ import annotations
 
@@ -42,3 +42,19 @@ def test_compiled_layers_show_the_same_phases_and_counts(ranks: int, experts: st
         assert rank["sequences"] == [f"router {experts}", f"router permute shared_expert {experts}"]
         assert rank["kinds"] == (["received", "routed"] if ranks > 1 else ["routed"])
         assert rank["graph_breaks"][0] > 0
+
+
+WITH_CAPACITY = "permute dispatch! permute expert_gemm unpermute combine! unpermute"
+"""Each expert gets as many rows of every rank: there are no sizes to exchange first."""
+
+
+@pytest.mark.parametrize(("ranks", "experts"), [(1, ALONE), (2, WITH_CAPACITY)])
+def test_layers_with_a_capacity_count_admitted_and_dropped(ranks: int, experts: str) -> None:
+    """Pairs beyond an expert's places are no load and are counted apart, exactly; results keep their bits."""
+    python = interpreter("olmo_core", "olmo_core")
+    found = reports(run_case(python, "olmo_core_layers", "capacity", ranks=ranks))
+    for rank in found:
+        assert rank["adapters"] == ["olmo_core"]
+        assert rank["sequences"] == [f"router {experts}", f"router permute shared_expert {experts}"]
+        assert rank["kinds"] == ["dropped", "routed"]
+    assert sum(rank["dropped"] for rank in found) > 0, "nothing was dropped"

@@ -24,7 +24,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_kit_runs_without_a_gpu_and_says_what_it_skipped(tmp_path: Path) -> None:
-    """Numerics, counts and compile pass; sync, kernel times and graphs are skipped; nothing fails."""
+    """Numerics, counts and compile pass; sync, kernel times, CUPTI and graphs are skipped; nothing fails."""
     result = run("--device", "cpu", "--quick", "--output", str(tmp_path / "results.json"))
     assert result.returncode == 0, result.stdout + result.stderr
     outcomes = json.loads((tmp_path / "results.json").read_text())["outcomes"]
@@ -32,10 +32,10 @@ def test_the_kit_runs_without_a_gpu_and_says_what_it_skipped(tmp_path: Path) -> 
     for outcome in outcomes:
         states.setdefault(outcome["state"], []).append(outcome["name"])
         assert outcome["name"] in result.stdout
-    assert len(outcomes) == 11
+    assert len(outcomes) == 12
     assert set(states) == {"pass", "measured", "skipped"}
     assert len(states["pass"]) == 3
-    assert len(states["skipped"]) == 5
+    assert len(states["skipped"]) == 6
 
 
 def test_without_a_gpu_the_kit_says_so_in_one_line() -> None:

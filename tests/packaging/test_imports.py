@@ -58,6 +58,24 @@ print(len(emitter.records), {row.phase.value for row in emitter.records[0].phase
     assert run(code) == "1 True"
 
 
+def test_adapters_of_frameworks_that_are_not_there_are_not_loaded() -> None:
+    """A model's own adapter is asked, and no module of a framework is imported for it, theirs or ours."""
+    pytest.importorskip("torch")
+    code = """
+import moetrace
+from moetrace.adapters.reference import ReferenceMoE
+from moetrace.instrument.find_layers import ADAPTERS
+tracer = moetrace.init(run_id="r", endpoint="")
+assert tracer.instrument(ReferenceMoE(8, 16, num_experts=4, top_k=2))
+moetrace.shutdown()
+frameworks = {framework.partition(".")[0] for _, _, framework in ADAPTERS} - {""}
+assert len(frameworks) == 9, frameworks
+ours = {module for module, _, framework in ADAPTERS if framework}
+print(sorted(name for name in (*frameworks, *ours) if name in sys.modules))
+"""
+    assert run(code) == "[]"
+
+
 def test_the_contracts_import_the_standard_library_only() -> None:
     """They are read in the model process, in the service and by tools that have neither's dependencies."""
     foreign = set()

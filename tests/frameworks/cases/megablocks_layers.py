@@ -1,7 +1,7 @@
-"""MegaBlocks' MoE on gloo ranks, forward and backward.
+"""MegaBlocks' MoE on gloo ranks, forward and backward; with `dropless` its dMoE, with grouped experts.
 
-Its kernels and the sparse-matrix package are replaced: sorting, counting and moving rows by indexing
-that does the same, the package by an empty module, since the layer with a capacity does not call it.
+Its kernels and two packages are replaced: sorting, counting, moving rows and grouped products by code that
+does the same, the sparse-matrix package by an empty module, since neither layer calls it.
 """
 
 from __future__ import annotations
@@ -65,8 +65,18 @@ def binned_scatter(
     return scatter(rows[_slots(bins, rows.shape[1])], indices, None, weights, bins, top_k)
 
 
+def grouped_product(
+    rows: torch.Tensor, weights: torch.Tensor, sizes: torch.Tensor, trans_b: bool = False
+) -> torch.Tensor:
+    """Each expert's rows by its weights."""
+    parts = zip(rows.split(sizes.tolist()), weights, strict=True)
+    return torch.cat([part @ (weight.t() if trans_b else weight) for part, weight in parts])
+
+
 def replace_kernels() -> None:
     """Stand-ins for what needs a GPU."""
+    grouped = _module("grouped_gemm", backend=None)
+    grouped.ops = _module("grouped_gemm.ops", gmm=grouped_product)
     stk = _module("stk", Matrix=type("Matrix", (), {}))
     stk.ops = _module("stk.ops")
     stk.backend = _module("stk.backend", triton_kernels=_module("stk.backend.triton_kernels"))
@@ -90,9 +100,10 @@ def replace_kernels() -> None:
 class Blocks(nn.Module):
     """Two layers with residuals."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, *, dropless: bool) -> None:
         super().__init__()
         from megablocks.layers.arguments import Arguments
+        from megablocks.layers.dmoe import dMoE
         from megablocks.layers.moe import MoE
 
         _module(
@@ -111,9 +122,10 @@ class Blocks(nn.Module):
             bf16=False,
             return_bias=False,
             moe_loss_weight=0,
+            mlp_impl="grouped" if dropless else "sparse",
         )
         del sys.modules["triton"]
-        self.layers = nn.ModuleList(MoE(arguments) for _ in range(LAYERS))
+        self.layers = nn.ModuleList((dMoE if dropless else MoE)(arguments) for _ in range(LAYERS))
         generator = torch.Generator().manual_seed(0)
         for parameter in self.parameters():
             parameter.data.normal_(0, 0.2, generator=generator)
@@ -127,7 +139,7 @@ class Blocks(nn.Module):
 
 def main() -> None:
     """One configuration on this rank."""
-    compiled = sys.argv[1:] == ["compiled"]
+    compiled, dropless = "compiled" in sys.argv[1:], "dropless" in sys.argv[1:]
     replace_kernels()
     torch.set_num_threads(1)
     import megablocks.layers.moe as source
@@ -137,7 +149,7 @@ def main() -> None:
 
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    model = Blocks(ranks)
+    model = Blocks(ranks, dropless=dropless)
     generator = torch.Generator().manual_seed(5 + rank)
     hidden = torch.randn(5 + rank, 2, HIDDEN, generator=generator)
     truth, hooks = Truth(), []

@@ -44,24 +44,35 @@ def matches(model: Any) -> list[LayerMatch]:
     return [layer for match in found for layer in match.layers]
 
 
+def listed(model: Any) -> list[str]:
+    """Experts that are modules in a list, or by name: most families of this release have them so."""
+    kinds = (torch.nn.ModuleList, torch.nn.ModuleDict)
+    return [
+        path
+        for path, module in model.named_modules()
+        if path.rpartition(".")[2] == "experts" and isinstance(module, kinds) and len(module) > 1
+    ]
+
+
 def covered(family: str) -> dict[str, Any]:
-    """Layers per model class, and blocks with experts that were not found."""
-    layers, missing, failed = 0, [], []
+    """Layers per model class, classes that do not build, and blocks that were missed or taken for one."""
+    layers: dict[str, int] = {}
+    failed: dict[str, str] = {}
+    missing, invented = [], []
     for model_class in models.model_classes(family):
         try:
             model = models.build(model_class, family)
         except Exception as error:  # noqa: BLE001 - reported, and judged by the test
-            failed.append(f"{model_class.__name__}: {type(error).__name__}: {error}"[:200])
+            failed[model_class.__name__] = f"{type(error).__name__}: {error}"[:200]
             continue
         found = matches(model)
         paths = {layer.path for layer in found}
-        blocks = {
-            path.rpartition(".")[0]: type(model.get_submodule(path.rpartition(".")[0])).__name__
-            for path in models.expert_modules(model)
-        }
+        parents = {path.rpartition(".")[0] for path in [*models.expert_modules(model), *listed(model)]}
+        blocks = {path: type(model.get_submodule(path)).__name__ for path in parents}
         missing += [f"{name}" for path, name in blocks.items() if path not in paths]
-        layers += len(found)
-    return {"layers": layers, "missing": sorted(set(missing)), "failed": failed}
+        invented += [f"{model_class.__name__}: {path}" for path in sorted(paths - blocks.keys())]
+        layers[model_class.__name__] = len(found)
+    return {"layers": layers, "missing": sorted(set(missing)), "invented": invented, "failed": failed}
 
 
 def watch_router(model: Any, layer: LayerMatch, truth: Truth) -> Any:

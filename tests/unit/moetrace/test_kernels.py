@@ -75,7 +75,7 @@ class FakeCupti(ModuleType):
         records, self.records = self.records, []
         self.completed(records)
 
-    def launch(self, name: str, ns: int, gap: int = 0) -> None:
+    def launch(self, name: str, ns: int, gap: int = 0, blocks: int = 1) -> None:
         """A kernel behind the last one."""
         correlation = len(self.records) + 1000
         if ActivityKind.EXTERNAL_CORRELATION in self.enabled and self.stack:
@@ -98,7 +98,8 @@ class FakeCupti(ModuleType):
                     end=self.now,
                     stream_id=7,
                     correlation_id=correlation,
-                    **{f"{what}_{axis}": 1 for what in ("grid", "block") for axis in "xyz"},
+                    **{f"{what}_{axis}": 1 for what in ("grid", "block") for axis in "xyz"}
+                    | {"grid_x": blocks},
                 )
             )
 
@@ -136,6 +137,53 @@ def test_kernels_belong_to_the_innermost_call_that_launched_them(record: Make, c
     assert trace.report.elsewhere_ns == 5
     assert cupti.enabled == set()
     assert cupti.stack == []
+
+
+def test_one_kernel_in_two_shapes_is_told_as_two(record: Make, cupti: FakeCupti) -> None:
+    """A hot expert's GEMM and an idle one's bear one name: grid and block tell them apart, longest first."""
+    tracer = record(kernels=True).tracer
+
+    def experts() -> None:
+        cupti.launch("gemm", 10, blocks=2)
+        cupti.launch("gemm", 300, blocks=64)
+        cupti.launch("gemm", 12, blocks=2)
+
+    parts = tracer.wrap(layer=0, experts=experts)
+    with tracer.kernels() as trace:
+        parts.experts()
+    (phase,) = trace.report.phases
+    assert [(use.grid, use.block, use.runs, use.total_ns) for use in phase.kernels] == [
+        ((64, 1, 1), (1, 1, 1), 1, 300),
+        ((2, 1, 1), (1, 1, 1), 2, 22),
+    ]
+
+
+def test_a_refused_id_costs_its_call_and_not_the_model(
+    record: Make, cupti: FakeCupti, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUPTI may fail in the middle of a stretch: the model runs on, and ids of other calls stay nested."""
+    tracer = record(kernels=True).tracer
+    push = cupti.activity_push_external_correlation_id
+
+    def refuse_second(kind: int, id: int) -> None:
+        if cupti.stack:
+            raise CuptiError("CUPTI_ERROR_MAX_LIMIT_REACHED")
+        push(kind, id)
+
+    monkeypatch.setattr(cupti, "activity_push_external_correlation_id", refuse_second)
+
+    def experts() -> str:
+        parts.shared_expert()
+        cupti.launch("gemm", 100)
+        return "result"
+
+    parts = tracer.wrap(layer=2, experts=experts, shared_expert=lambda: cupti.launch("small", 10))
+    with tracer.kernels() as trace:
+        assert parts.experts() == "result"
+    assert tracer.guard.errors == {"ranges": 1}
+    assert cupti.stack == []
+    (phase,) = trace.report.phases
+    assert (phase.phase, phase.busy_ns) == (Phase.EXPERT_GEMM, 110)
 
 
 def test_kernels_that_overlap_are_busy_once() -> None:

@@ -55,6 +55,31 @@ def test_a_call_that_fails_closes_its_range(record: Make, ranges: list[str]) -> 
     assert ranges == ["moe.router layer 3", "-"]
 
 
+@pytest.mark.parametrize("which", ["range_push", "range_pop"])
+def test_a_profiler_that_fails_costs_ranges_alone(
+    record: Make, ranges: list[str], monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    """Nothing of it reaches the model; it is counted, the step recorded, and what did not begin not ended."""
+    recording = record(nvtx=True)
+    recording.tracer.wrap(router=int, layer=0)  # ranges could be had then
+    ranges.clear()
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("the library was unloaded")
+
+    placing = recording.tracer._installer.placing
+    assert isinstance(placing.nvtx, tuple)
+    monkeypatch.setattr(torch.cuda.nvtx, which, refuse)
+    placing.nvtx = torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop
+    parts = recording.tracer.wrap(router=lambda: 7, layer=1)
+    with recording.tracer.step():
+        assert parts.router() == 7
+    assert recording.tracer.guard.errors == {"ranges": 1}
+    assert ranges == ([] if which == "range_push" else ["moe.router layer 1"])
+    (step,) = recording.records()
+    assert len(step.seen_sites) == 1
+
+
 def test_where_torch_has_no_nvtx_the_report_says_so(record: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked for and not to be had: one line, and everything else works."""
 

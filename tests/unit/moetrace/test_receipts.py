@@ -14,11 +14,13 @@ from moetrace.adapters.reference import ReferenceMoE
 from moetrace.emit.prometheus import PrometheusEmitter
 from moetrace.emit.wire import span_attributes
 from moetrace.record.count_sites import CountSite
+from moetrace.record.expert_homes import UNKNOWN, homes_of
 from moetrace.record.receipts import receipts, settle
 from moetrace.record.types import ExpertRow, TrafficRecord, ViolationRow
 from moetrace_schemas import attributes
 from moetrace_schemas.columns import VIOLATIONS, unpack
-from moetrace_schemas.enums import CountKind, Phase, RoutingViolation
+from moetrace_schemas.enums import CountIds, CountKind, Phase, RoutingViolation
+from moetrace_schemas.placement import PlacementMap, PlacementTerms
 from transformers_there import transformers_or_skip
 
 from .conftest import Recording
@@ -327,7 +329,69 @@ def test_rows_that_went_elsewhere_than_counts_and_placement_say() -> None:
     # Padded to a capacity, or placed by a map that is not known here: nothing is said.
     padded = CountSite(3, 4, ep_size=2, exact_rows=False)
     assert reasons(ROUTED, site=padded, traffic=sent(8, 8)) == {}
-    assert reasons(ROUTED, site=site, traffic=sent(5, 3), placement_version=7) == {}
+    assert reasons(ROUTED, site=site, traffic=sent(5, 3), homes=UNKNOWN) == {}
+    # Experts 0 and 3 on the first rank, 1 and 2 on the second: four rows each.
+    moved = homes_of(PlacementMap(**MAP, physical_to_logical=((0, 3, 1, 2),)), PlacementTerms())
+    assert reasons(ROUTED, site=site, traffic=sent(4, 4), homes=moved) == {}
+    assert reasons(ROUTED, site=site, traffic=sent(3, 5), homes=moved) == {
+        RoutingViolation.TRAFFIC_MISMATCH: 2
+    }
+
+
+MAP: dict[str, Any] = {"layers": (3,), "num_experts": 4, "num_ranks": 2}
+
+
+@pytest.mark.parametrize(
+    ("given", "terms"),
+    [
+        # Expert 0 twice: either rank may get its rows.
+        (PlacementMap(**MAP, physical_to_logical=((0, 1, 2, 3, 0, -1),)), PlacementTerms()),
+        (PlacementMap(**{**MAP, "layers": (4,)}, physical_to_logical=((0, 1, 2, 3),)), PlacementTerms()),
+        (PlacementMap(**{**MAP, "num_ranks": 4}, physical_to_logical=((0, 1, 2, 3),)), PlacementTerms()),
+        (
+            PlacementMap(**MAP, physical_to_logical=((0, 1, 2, 3),)),
+            PlacementTerms(count_ids=CountIds.PHYSICAL),
+        ),
+    ],
+    ids=["replicas", "another layer", "another group", "counts of slots"],
+)
+def test_a_map_that_does_not_say_where_rows_go_is_not_held_against_them(
+    given: PlacementMap, terms: PlacementTerms
+) -> None:
+    """No expectation, no contradiction."""
+    traffic = (TrafficRecord(layer=3, phase=Phase.DISPATCH, row_bytes=16, rows=(8, 0)),)
+    site = CountSite(3, 4, ep_size=2)
+    assert reasons(ROUTED, site=site, traffic=traffic, homes=homes_of(given, terms)) == {}
+
+
+@pytest.mark.parametrize(
+    ("placements", "mismatches"),
+    [
+        ([], 0),
+        ([{"version": 2, "physical_to_logical": [[2, 3, 0, 1]]}], 8),
+        ([{"version": 2, "physical_to_logical": [[0, 1, 2, 3]]}], 0),
+        ([{"version": 2}], 0),
+        ([{"version": 2, "physical_to_logical": [[2, 3, 0, 1]]}, {"version": 0}], 0),
+    ],
+    ids=["none", "moved", "in order", "a version alone", "back to the first"],
+)
+def test_a_placement_that_was_told_is_what_rows_are_held_against(
+    record: Make, placements: list[dict[str, Any]], mismatches: int
+) -> None:
+    """From `placement()` to the violation: the dispatcher sends by another map than the one in force."""
+    recording = record(world_size=2)
+    tracer = recording.tracer
+    tracer.set_count_sites([CountSite(0, 4, ep_size=2)], torch.device("cpu"))
+    for placement in placements:
+        terms = {"ranks": 2} if "physical_to_logical" in placement else {}
+        tracer.placement(**placement, **terms)
+    with tracer.step():
+        assert tracer.buffer is not None
+        tracer.buffer.counter.add(0, torch.tensor([[0, 1], [0, 1], [2, 0]]))
+        tracer.buffer.traffic.append((0, Phase.DISPATCH, 16, [5, 1]))
+    (step,) = recording.records()
+    found = {row.violation: row.count for row in step.violations}
+    assert found == ({RoutingViolation.TRAFFIC_MISMATCH: mismatches} if mismatches else {})
 
 
 def test_several_ranks_compare_what_ran_with_what_came() -> None:

@@ -268,22 +268,35 @@ def test_a_model_that_changes_its_type_is_recorded_on(record: Make, dtype: torch
     assert [step.violations for step in recording.emitter.records] == [(), ()]
 
 
+class TopK(nn.Module):
+    """A router that is a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 4)
+
+    def forward(self, hidden: torch.Tensor) -> Any:
+        """The best two of four: weights and ids."""
+        return self.gate(hidden).softmax(-1).topk(2)
+
+
 def test_a_model_that_moves_to_another_kind_of_device_runs_on(record: Make) -> None:
-    """Counting there would be a sync: it stops with a line that says what to do, and the model goes on."""
-    recording = record()
-    router = nn.Linear(8, 4)
-    # What `model.to("meta")` leaves: the router answers from another device.
-    wrapped = recording.tracer.wrap(
-        router=lambda hidden: (hidden, hidden.argmax(-1, keepdim=True)),
-        experts=router,
-        layer=0,
-        num_experts=4,
-    )
-    with recording.tracer.step():
-        assert wrapped.router(torch.ones(3, 4, device="meta"))[1].device.type == "meta"
-    (step,) = recording.records()
-    assert step.experts == ()
+    """Counting there would be a sync: a line says what to do, the model goes on, and is counted when back."""
+    recording, router = record(buffers=4), TopK()
+    recording.tracer.wrap(router=router, layer=0, num_experts=4)
+
+    def step(hidden: torch.Tensor) -> str:
+        with recording.tracer.step(), torch.no_grad():
+            return str(router(hidden)[1].device.type)
+
+    assert step(HIDDEN) == "cpu"
+    router.to("meta")
+    assert step(HIDDEN.to("meta")) == "meta"
+    router.to_empty(device="cpu").load_state_dict(TopK().state_dict())
+    assert step(HIDDEN) == "cpu"
+    assert [routed(step) for step in recording.records()] == [[(0, 10)], [], [(0, 10)]]
     assert recording.tracer.guard.errors == {"counts": 1}
+    assert all(len(step.seen_sites) == 1 for step in recording.emitter.records)
 
 
 # --- forwards of other shapes --------------------------------------------------------------------

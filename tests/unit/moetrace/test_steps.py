@@ -197,28 +197,35 @@ def test_a_placement_version_holds_from_the_next_step_on(record: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "reason"),
     [
-        {"forward_mode": "training"},
-        {"microbatch": -1},
-        {"microbatch": 65_536},
-        {"microbatch": None},
-        {"step": "seven"},
-        {"step": 1.5},
+        ({"forward_mode": "training"}, DropReason.WRONG_ARGUMENT),
+        ({"forward_mode": ["train"]}, DropReason.WRONG_ARGUMENT),
+        ({"microbatch": -1}, DropReason.WRONG_ARGUMENT),
+        ({"microbatch": 65_536}, DropReason.WRONG_ARGUMENT),
+        ({"microbatch": 0.5}, DropReason.WRONG_ARGUMENT),
+        ({"microbatch": None}, DropReason.WRONG_ARGUMENT),
+        ({"warmup": torch.zeros(2)}, DropReason.WRONG_ARGUMENT),
+        ({"dummy": torch.zeros(2)}, DropReason.WRONG_ARGUMENT),
+        ({"step": "seven"}, DropReason.STEP_OUT_OF_RANGE),
+        ({"step": 1.5}, DropReason.STEP_OUT_OF_RANGE),
     ],
     ids=str,
 )
-def test_a_wrong_argument_of_a_step_never_reaches_the_model(record: Make, arguments: dict[str, Any]) -> None:
-    """The body runs, the step is not recorded, the fault is counted, and the next step is fine."""
+def test_a_wrong_argument_of_a_step_costs_that_step_alone(
+    record: Make, arguments: dict[str, Any], reason: DropReason
+) -> None:
+    """However often: the body runs, the step is counted as dropped, and good ones behind it are recorded."""
     recording, ran = record(buffers=1), []
-    for _ in range(3):  # more often than there are buffers: none may leak
+    for _ in range(FAILURES_BEFORE_OFF + 1):  # more often than there are buffers: none may leak
         with recording.tracer.step(**arguments):
             ran.append(1)
     with recording.tracer.step(50):
         pass
-    assert ran == [1, 1, 1]
+    assert len(ran) == FAILURES_BEFORE_OFF + 1
     assert numbers(recording.records()) == [50]
-    assert recording.tracer.guard.errors == {"step": 3}
+    assert recording.tracer.guard.errors == {}
+    assert recording.tracer.metrics.dropped == {reason: FAILURES_BEFORE_OFF + 1}
     assert accounted(recording)
 
 
@@ -252,24 +259,39 @@ def test_what_follows_the_highest_number_is_counted_until_a_lower_one_comes(reco
     assert recording.tracer.guard.errors == {}
 
 
-def test_a_wrong_argument_is_named_in_the_log_once(record: Make, caplog: pytest.LogCaptureFixture) -> None:
-    """The first fault of a stage is one log line that says what was wrong."""
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            {"forward_mode": "training"},
+            "forward_mode='training': one of train, prefill, decode, mixed expected",
+        ),
+        ({"microbatch": 65_536}, "microbatch=65536: 0 to 65535 expected"),
+        ({"step": "seven"}, f"step='seven': 0 to {HIGHEST_STEP} expected"),
+    ],
+    ids=str,
+)
+def test_a_wrong_argument_is_named_in_the_log_once(
+    record: Make, caplog: pytest.LogCaptureFixture, arguments: dict[str, Any], told: str
+) -> None:
+    """With its value and what is expected, and what becomes of such steps."""
     recording = record()
     with caplog.at_level(logging.WARNING, "moetrace"):
         for _ in range(3):
-            with recording.tracer.step(forward_mode="training"):
+            with recording.tracer.step(**arguments):
                 pass
     (line,) = caplog.messages
-    assert "stage step failed (ValueError: 'training' is not a valid ForwardMode)" in line
-    assert "the model is not affected" in line
+    assert told in line
+    assert "such steps are not recorded, and counted as dropped" in line
 
 
 def test_numbers_of_other_types_are_taken(record: Make) -> None:
-    """A step counter may be a tensor's or an array's integer."""
+    """A counter of steps or microbatches may be a tensor's or an array's integer."""
     recording = record()
-    with recording.tracer.step(torch.tensor(5)):  # type: ignore[arg-type]
+    with recording.tracer.step(torch.tensor(5), microbatch=torch.tensor(3)):  # type: ignore[arg-type]
         pass
-    assert numbers(recording.records()) == [5]
+    (step,) = recording.records()
+    assert (step.step, step.microbatch) == (5, 3)
 
 
 # --- what is dropped -----------------------------------------------------------------------------

@@ -210,18 +210,51 @@ class NewEvent(OldEvent):
         super().__init__(enable_timing, blocking)
 
 
+def _cuda_as(monkeypatch: pytest.MonkeyPatch, event: Any, *, hip: str | None = None) -> None:
+    """As much of torch.cuda as a device is asked for when it is first seen."""
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "Event", event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: torch.Stream(device="cpu"))
+    monkeypatch.delattr(torch._C, "_cuda_getCurrentStream", raising=False)
+
+
 @pytest.mark.parametrize(("event", "has_graph_events"), [(OldEvent, False), (NewEvent, True)])
 def test_graphs_are_marked_where_events_can_be_part_of_them(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, event: Any, has_graph_events: bool
 ) -> None:
     """Else a warning says what replays then are; streams are told apart in either case."""
-    monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "Event", event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: torch.Stream(device="cpu"))
-    monkeypatch.delattr(torch._C, "_cuda_getCurrentStream", raising=False)
+    _cuda_as(monkeypatch, event)
     with caplog.at_level(logging.WARNING):
         device = CudaDevice()
     assert device.graph_events is has_graph_events
     assert ("no events for captured graphs" in caplog.text) is not has_graph_events
     assert device.stream() == torch.Stream(device="cpu").stream_id
+
+
+def test_on_rocm_no_event_goes_into_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes `external=True` and cannot time such events: none is made, and replays are one row each."""
+    made: list[bool] = []
+
+    class Event(NewEvent):
+        def __init__(self, **how: bool) -> None:
+            made.append(how.get("external", False))
+
+    _cuda_as(monkeypatch, Event, hip="6.2")
+    device = CudaDevice()
+    assert device.graph_events is False
+    assert made == []
+    device.new_event()
+    assert made == [False]
+
+
+@pytest.mark.parametrize(("connections", "one_queue"), [("1", True), ("8", False), (None, False)])
+def test_one_hardware_queue_is_seen_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, connections: str | None, one_queue: bool
+) -> None:
+    """As Megatron's overlap asks for; what follows from it is tested in test_timing.py."""
+    _cuda_as(monkeypatch, NewEvent)
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    if connections is not None:
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", connections)
+    assert CudaDevice().one_queue is one_queue
