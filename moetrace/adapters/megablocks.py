@@ -50,13 +50,19 @@ def _layer(path: str, module: Any, owner: Any, layer: int) -> LayerMatch:
         expert_parallel(arguments.expert_parallel_group) if arguments.moe_expert_model_parallelism else None
     )
     reader = RouteReader(num_experts, int(arguments.moe_top_k))
-    compute = f"{inside}permute_and_compute"
+    # Dropless experts are the ones that also sort for sparse products. On one rank they do without the
+    # method that the others call: grouped ones call another, sparse ones none.
+    dropless = hasattr(owner, "indices_and_padded_bins")
+    method = "permute_and_compute"
+    if dropless and parallel is None:
+        method = "grouped_permute_and_compute" if arguments.mlp_impl == "grouped" else ""
+    compute = f"{inside}{method}"
     targets = [
         layer_forward(module, layer, f"{here}forward"),
         phase(module.router, "forward", layer, f"{here}router.forward", Phase.ROUTER),
         count(module.router, "forward", layer, f"{here}router.forward", reader.router),
         *_sorting(owner, layer, inside),
-        experts_call(owner, "permute_and_compute", layer, compute),
+        *([experts_call(owner, method, layer, compute)] if method else []),
         phase(owner.mlp, "forward", layer, f"{inside}mlp.forward", Phase.EXPERT_GEMM),
     ]
     phases = {Phase.OUTSIDE, Phase.ROUTER, Phase.PERMUTE, Phase.EXPERT_GEMM, Phase.UNPERMUTE}
@@ -70,11 +76,10 @@ def _layer(path: str, module: Any, owner: Any, layer: int) -> LayerMatch:
         phases |= {Phase.DISPATCH, Phase.COMBINE}
         if num_local * parallel.size == num_experts:
             look = traceable(partial(_count_received, num_local))
-            targets.append(count(owner, "permute_and_compute", layer, compute, look, CountKind.RECEIVED))
+            targets.append(count(owner, method, layer, compute, look, CountKind.RECEIVED))
         else:
             notes.append("ranks share experts: rows received are not counted")
-    # Dropless experts are the ones that also sort for sparse products.
-    if arguments.moe_capacity_factor > 0 and not hasattr(owner, "indices_and_padded_bins"):
+    if arguments.moe_capacity_factor > 0 and not dropless:
         notes.append("pairs beyond the capacity are counted as routed: which are dropped is not told")
     shared = getattr(module, "shared_expert", None)
     if shared is not None:

@@ -85,5 +85,6 @@ class Placing:
             if self.nvtx is None:
                 self.nvtx = nvtx_functions()
             if not isinstance(self.nvtx, str):
-                function = ranged(function, label_of(site), *self.nvtx, self._tracer.guard)
+                push, pop = self.nvtx
+                function = ranged(function, label_of(site), push, pop, self._tracer.guard)
         return function

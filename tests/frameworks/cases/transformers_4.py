@@ -34,8 +34,30 @@ models.OVERRIDES.update(
     {
         "jamba": {**models.OVERRIDES["jamba"], "use_mamba_kernels": False},
         "qwen3_vl_moe": {"rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]}},
+        "qwen3_omni_moe": {"rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]}},
     }
 )
+# A part's configuration is made from a dictionary that names it only.
+models.ADDED["aria"] = {"moe_num_experts": {"model_type": "aria_text"}}
+_tiny_config = models.tiny_config
+
+
+def tiny_config(model_class: Any, family: str) -> Any:
+    """DBRX's configuration does not take back the values that it gives."""
+    if family != "dbrx":
+        return _tiny_config(model_class, family)
+    return transformers.DbrxConfig(
+        d_model=32,
+        n_heads=4,
+        n_layers=models.LAYERS,
+        max_seq_len=64,
+        vocab_size=128,
+        attn_config={"kv_n_heads": 2, "clip_qkv": 8.0},
+        ffn_config={"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
+    )
+
+
+models.tiny_config = tiny_config
 
 
 def matches(model: Any) -> list[LayerMatch]:
