@@ -8,6 +8,7 @@ is the payload; where that goes in several pieces, they add up.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Sequence
@@ -15,8 +16,9 @@ from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from moetrace.context import RankContext
 from moetrace.guard import Guard
-from moetrace.instrument.eager_calls import eager_call
 from moetrace.instrument.learn_group import NOBODY
+from moetrace.instrument.patches import mark_wrapper
+from moetrace.instrument.torch_state import TorchState
 from moetrace.instrument.wrap import Observer
 from moetrace.record.buffer import StepBuffer
 from moetrace_schemas.enums import Phase
@@ -53,9 +55,18 @@ class ExchangeSplits:
 
     def around(self, exchange: Callable[..., Any]) -> Callable[..., Any]:
         """A dispatch or combine of hand-written code."""
+        state = TorchState()
+        compiling, active = state.compiling, True
 
+        def learn() -> None:
+            nonlocal compiling
+            compiling = state.compiling
+
+        state.once_torch_is_there(learn)
+
+        @functools.wraps(exchange)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if self._tracer.buffer is None or self._inside != NOBODY:
+            if compiling() or not active or self._tracer.buffer is None or self._inside != NOBODY:
                 return exchange(*args, **kwargs)
             self._inside = threading.get_ident()
             self._shown = []
@@ -64,25 +75,36 @@ class ExchangeSplits:
             finally:
                 self._inside = NOBODY
 
-        return eager_call(exchange, watched)
+        def make_passive() -> None:
+            nonlocal active
+            active = False
+
+        return mark_wrapper(watched, exchange, make_passive)
 
     def beside(self, collective: Callable[..., Any]) -> Callable[..., Any]:
         """An all-to-all of torch.distributed."""
+        compiling = TorchState().compiling
         parameters = _signature(collective)
         if parameters is None or "input_split_sizes" not in parameters.parameters:
             return collective
+        active = True
 
         def look_at(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             found = exchanged(parameters.bind(*args, **kwargs).arguments)
             if found is not None:
                 self._shown.append(found)
 
+        @functools.wraps(collective)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if self._inside == threading.get_ident():
+            if not compiling() and active and self._inside == threading.get_ident():
                 self._tracer.guard.run("traffic", look_at, args, kwargs)
             return collective(*args, **kwargs)
 
-        return eager_call(collective, watched)
+        def make_passive() -> None:
+            nonlocal active
+            active = False
+
+        return mark_wrapper(watched, collective, make_passive)
 
     def observer(self, layer: int, phase: Phase) -> Observer:
         """Notes the rows of a wrapped exchange that has just ended."""

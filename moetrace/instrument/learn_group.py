@@ -7,6 +7,7 @@ exchange that shows one group; what `moetrace.init(ep_size=...)` says stands.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import threading
@@ -16,7 +17,8 @@ from typing import Any, Protocol
 from moetrace.adapters.groups import expert_parallel
 from moetrace.context import RankContext
 from moetrace.guard import Guard
-from moetrace.instrument.eager_calls import eager_call
+from moetrace.instrument.patches import mark_wrapper
+from moetrace.instrument.torch_state import TorchState
 
 logger = logging.getLogger("moetrace")
 
@@ -52,9 +54,18 @@ class GroupLearner:
         """A dispatch or combine of hand-written code."""
         if self._is_told():
             return exchange
+        state = TorchState()
+        compiling, active = state.compiling, True
 
+        def learn() -> None:
+            nonlocal compiling
+            compiling = state.compiling
+
+        state.once_torch_is_there(learn)
+
+        @functools.wraps(exchange)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if self.done or self._inside != NOBODY:
+            if compiling() or self.done or not active or self._inside != NOBODY:
                 return exchange(*args, **kwargs)
             self._inside = threading.get_ident()
             self._shown.clear()
@@ -65,19 +76,30 @@ class GroupLearner:
             self._tracer.guard.run("expert_parallel", self._learn)
             return result
 
-        return eager_call(exchange, watched)
+        def make_passive() -> None:
+            nonlocal active
+            active = False
+
+        return mark_wrapper(watched, exchange, make_passive)
 
     def beside(self, collective: Callable[..., Any]) -> Callable[..., Any]:
         """An all-to-all of torch.distributed."""
         if self._is_told():
             return collective
+        compiling = TorchState().compiling
+        active = True
 
+        @functools.wraps(collective)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if not self.done and self._inside == threading.get_ident():
+            if not compiling() and not self.done and active and self._inside == threading.get_ident():
                 self._tracer.guard.run("expert_parallel", self._look_at, collective, args, kwargs)
             return collective(*args, **kwargs)
 
-        return eager_call(collective, watched)
+        def make_passive() -> None:
+            nonlocal active
+            active = False
+
+        return mark_wrapper(watched, collective, make_passive)
 
     def _is_told(self) -> bool:
         context = self._tracer.context

@@ -5,11 +5,13 @@ A range is the host's: it shows where a call launches its work, whether or not a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from moetrace.guard import Guard
-from moetrace.instrument.eager_calls import eager_call
+from moetrace.instrument.patches import mark_wrapper
+from moetrace.instrument.torch_state import TorchState
 from moetrace.record.sites import Site
 
 Push = Callable[[str], object]
@@ -48,8 +50,19 @@ def ranged(
     function: Callable[..., Any], label: str, push: Push, pop: Pop, guard: Guard
 ) -> Callable[..., Any]:
     """Wrap a callable in a range; where the profiler refuses one, the call goes on without."""
+    state = TorchState()
+    compiling, active = state.compiling, True
 
-    def within(*args: Any, **kwargs: Any) -> Any:
+    def learn() -> None:
+        nonlocal compiling
+        compiling = state.compiling
+
+    state.once_torch_is_there(learn)
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if compiling() or not active:
+            return function(*args, **kwargs)
         began = guard.run("ranges", push, label)
         try:
             return function(*args, **kwargs)
@@ -57,4 +70,8 @@ def ranged(
             if began:
                 _end(pop, guard)
 
-    return eager_call(function, within)
+    def make_passive() -> None:
+        nonlocal active
+        active = False
+
+    return mark_wrapper(wrapper, function, make_passive)
