@@ -43,7 +43,9 @@ class DiskRefusals:
         last_ns = self._last_ns
         if last_ns is None or self._clock_ns() - last_ns >= SILENT_NS:
             return ""
-        return "the write-ahead log's disk refuses requests: not acknowledged; see the log of moetrace collect"
+        return (
+            "the write-ahead log's disk refuses requests: not acknowledged; see the log of moetrace collect"
+        )
 
     def refused(self, error: Exception) -> None:
         """The disk did not take a request."""

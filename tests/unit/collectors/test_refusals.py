@@ -39,7 +39,10 @@ class Disk:
 def test_a_full_disk_is_said_once_and_healthz_says_503(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the log with the directory and the error, which are not for all; over with the first request that is taken, or after a silence."""
+    """In the log with the directory and the error, which are not for all.
+
+    Over with the first request that is taken, or after a silence.
+    """
     caplog.set_level(logging.WARNING)
     now_ns = [0]
     refusals = DiskRefusals(tmp_path, clock_ns=lambda: now_ns[0])
