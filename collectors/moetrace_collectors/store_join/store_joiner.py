@@ -51,6 +51,9 @@ STEPS_AT_ONCE = 16
 RECORDS_AT_ONCE = 512
 """Steps, and rank steps of them, read and written together; bounds memory: a rank step of 60 layers takes
 some 100 KB as it is read."""
+RECORDS_COMPARED = 8_192
+"""Rank steps of which one question compares what is counted with what is told: some 100 bytes of the store's
+memory for each of their layers and kinds."""
 COUNTS = {"experts": queries.EXPERTS, "unfolded": queries.UNFOLDED}
 PARTS = {
     **COUNTS,
@@ -244,10 +247,13 @@ class StoreJoiner:
 
     def _tell_counts(self, run_id: str, steps: list[int]) -> None:
         """Write counts that `expert_loads` has not, and have their minutes rolled up again."""
-        untold = self._steps(queries.UNTOLD, run_id, steps) if steps else []
-        there = self._rows(queries.STEPS, {"run": run_id, "steps": untold}) if untold else []
-        sizes = sorted((int(row["step"]), int(row["records"])) for row in there)
-        for together in in_pieces(sizes, steps=STEPS_AT_ONCE, records=RECORDS_AT_ONCE):
+        there = self._rows(queries.STEPS, {"run": run_id, "steps": steps}) if steps else []
+        sizes = {int(row["step"]): int(row["records"]) for row in there}
+        untold: list[int] = []
+        for asked in in_pieces(sorted(sizes.items()), steps=len(sizes), records=RECORDS_COMPARED):
+            untold += self._steps(queries.UNTOLD, run_id, asked)
+        sized = ((step, sizes[step]) for step in untold)
+        for together in in_pieces(sized, steps=STEPS_AT_ONCE, records=RECORDS_AT_ONCE):
             by_step = self._of_steps(run_id, together, COUNTS)
             maps = self._maps([one for ones in by_step.values() for one in ones])
             late = {

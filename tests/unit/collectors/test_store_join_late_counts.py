@@ -12,7 +12,7 @@ from clickhouse_connect.driver.exceptions import OperationalError
 
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.store_clock import HOUR_MS, NOW
-from moetrace_collectors.store_join import queries
+from moetrace_collectors.store_join import queries, store_joiner
 from moetrace_collectors.store_join.store_joiner import (
     RECORDS_AT_ONCE,
     STEPS_AT_ONCE,
@@ -126,12 +126,16 @@ class WideSteps(FakeStore):
 
     most: int = 0
     """Rank steps that were read at once."""
+    most_compared: int = 0
+    """Steps that one question compared."""
 
     def query(self, query: str, *, parameters: dict[str, Any] | None = None) -> Answer:
         """Answer what the joiner asks."""
         answer = super().query(query, parameters=parameters)
         asked = (parameters or {}).get("steps", range(STEPS_AT_ONCE))
         rows = [{**row, "step": step} for row in answer.rows if "step" in row for step in asked]
+        if query == queries.UNTOLD:
+            self.most_compared = max(self.most_compared, len(asked))
         if query == queries.STEPS:
             return Answer([{**row, "records": RANKS, "world_size": RANKS} for row in rows])
         if query in (queries.RANK_STEPS, queries.UNFOLDED):
@@ -140,10 +144,11 @@ class WideSteps(FakeStore):
         return Answer(rows) if rows else answer
 
 
-def test_steps_of_many_ranks_are_read_few_at_a_time() -> None:
-    """Counts behind verdicts bound memory as steps do that are to be judged."""
+def test_steps_of_many_ranks_are_read_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts behind verdicts bound memory as steps do that are to be judged, here and in the store."""
+    monkeypatch.setattr(store_joiner, "RECORDS_COMPARED", 4 * RANKS)
     store = WideSteps()
     joining = joiner(store, [])
     joining.turn()
     assert store.calls.count(WRITE) == STEPS_AT_ONCE // 2
-    assert store.most == RECORDS_AT_ONCE
+    assert (store.most, store.most_compared) == (RECORDS_AT_ONCE, 4)
