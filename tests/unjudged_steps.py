@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moetrace_collectors.ledger.store_samples import read_side
+from moetrace_collectors.load.store_queries import STEP_TIME
 from moetrace_collectors.model import JoinedStep
 from moetrace_collectors.sinks.base import StepResult
 from moetrace_collectors.testing import SyntheticRun
@@ -61,6 +62,8 @@ def main(path: str) -> None:
     side = read_side(store, "r", label="after", version=2)
     pool = read_side(store, "r", label="pool", version=2, ranks=(0,))
     [entry] = read_runs(store)
+    named = {"run": "r", "mode": "train", "firsts": [0], "lasts": [STEPS]}
+    [step_time] = store.rows(STEP_TIME, named)
     percentiles = cookbook.recipe("step_percentiles").sql
     sink._client.command("USE moetrace")
     told = sink._client.query(percentiles, parameters={"run": "r", "hours": 24}).named_results()
@@ -70,7 +73,7 @@ def main(path: str) -> None:
                 "compared": side.steps["train"].step_ns.tolist(),
                 "notes": side.notes,
                 "of a pool": len(pool.steps["train"].step),
-                "median": entry.step_median_ns,
+                "medians": [entry.step_median_ns, int(step_time["median_ns"])],
                 "percentiles": [(row["steps"], row["p50_ms"]) for row in told],
             }
         )

@@ -9,14 +9,14 @@ from integration.collector_process import run_script
 
 
 def test_steps_without_a_verdict_are_in_no_length(tmp_path: Path) -> None:
-    """Neither where a placement is compared with the one before, nor in lists and percentiles; it is said."""
+    """Neither where placements are compared or planned, nor in lists and percentiles; it is said."""
     told = json.loads(run_script("unjudged_steps", tmp_path / "store"))
     [length] = told["compared"]
     assert length > 1_000_000
     assert told["notes"] == ["run r: 7 steps without a verdict, in no figure"]
     # What the ranks themselves took is known all the same.
     assert told["of a pool"] == 8
-    assert told["median"] > 1_000_000
+    assert min(told["medians"]) > 1_000_000
     [[steps, p50_ms]] = told["percentiles"]
     assert steps == 5
     assert p50_ms > 1
