@@ -13,7 +13,7 @@ def test_steps_without_a_verdict_are_in_no_length(tmp_path: Path) -> None:
     told = json.loads(run_script("unjudged_steps", tmp_path / "store"))
     [length] = told["compared"]
     assert length > 1_000_000
-    assert told["notes"] == ["run r: 7 steps without a verdict, in no figure"]
+    assert told["notes"] == ["run r: 7 steps without a length, in no figure"]
     # What the ranks themselves took is known all the same.
     assert told["of a pool"] == 8
     assert min(told["medians"]) > 1_000_000

@@ -80,7 +80,7 @@ def read_side(
     for row in reversed(settled):
         by_mode.setdefault(str(row["forward_mode"]), []).append(row)
     [left_out] = store.rows(queries.LEFT_OUT, {"run": run_id})
-    reasons = {"some ranks": int(left_out["partial"]), "a verdict": 0 if ranks else int(left_out["unjudged"])}
+    reasons = {"some ranks": int(left_out["partial"]), "a length": 0 if ranks else int(left_out["unjudged"])}
     notes = [
         f"run {run_id}: {count(number, 'step')} without {what}, in no figure"
         for what, number in reasons.items()
