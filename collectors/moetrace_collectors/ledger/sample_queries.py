@@ -91,5 +91,5 @@ LEFT_OUT = f"""
 SELECT countIf(notEmpty(missing_ranks)) AS partial, countIf(empty(missing_ranks) AND step_ns <= 0) AS unjudged
 FROM {_read("step_verdicts")} AND warmup = 0
 """
-"""Steps that are in no figure: without some ranks, and, but for pools of ranks, without a length, as where they
-were not judged."""
+"""Steps that are in no figure: without some ranks, and, but for pools of ranks, without a length, as where
+they were not judged."""
