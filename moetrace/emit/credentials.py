@@ -31,13 +31,20 @@ class LastAnswer:
     def __init__(self) -> None:
         self._advice = ""
         self._num_rejected = 0
+        self.is_elsewhere = False
+        """Whether it was the word to ask at another address, which nobody follows: nothing was taken."""
         self.rejection = ""
         """The collector's words about spans of a request that it took without them."""
 
     def note(self, response: requests.Response, *_: Any, **__: Any) -> None:
         """A hook of requests: remember the status, and what of a request that was taken was not."""
         status = response.status_code
-        self._advice = "" if response.ok else _ADVICE.get(status, f" (it answers HTTP {status})")
+        self.is_elsewhere = 300 <= status < 400
+        if self.is_elsewhere:
+            place = response.headers.get("Location", "another address").partition("?")[0]
+            self._advice = f" (it answers HTTP {status}, which names {place}: give that as the endpoint)"
+        else:
+            self._advice = "" if response.ok else _ADVICE.get(status, f" (it answers HTTP {status})")
         self._num_rejected = 0
         if response.status_code == HTTPStatus.OK and response.content:
             self._note_partial(response.content)

@@ -372,7 +372,9 @@ class OtlpEmitter:
 
     def _export(self, batch: Sequence[ReadableSpan]) -> bool:
         try:
-            return self._exporter.export(batch) is SpanExportResult.SUCCESS
+            taken = self._exporter.export(batch) is SpanExportResult.SUCCESS
+            # The exporter does not follow a redirection, and calls it a success.
+            return taken and not self._answers.is_elsewhere
         except Exception:  # noqa: BLE001 - exporters raise what their transport raises; all of it means "not sent"
             return False
 

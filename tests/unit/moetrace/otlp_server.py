@@ -27,6 +27,8 @@ class FakeCollector:
         self.requests: list[ExportTraceServiceRequest] = []
         self.rejection: ExportTracePartialSuccess | None = None
         """What it says of every request that it takes."""
+        self.location = ""
+        """Where it says it is, if anywhere."""
         self.refused = 0
         self._arrived = threading.Condition()
         collector = self
@@ -59,6 +61,8 @@ class FakeCollector:
         handler.send_response(status)
         # The exporter need not think for itself how long to wait.
         handler.send_header("Retry-After", "0")
+        if self.location:
+            handler.send_header("Location", self.location)
         handler.send_header("Content-Length", str(len(answer)))
         handler.end_headers()
         handler.wfile.write(answer)

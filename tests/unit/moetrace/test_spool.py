@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
@@ -253,6 +256,72 @@ def test_a_disk_that_refuses_is_counted_and_does_not_raise(directory: Path) -> N
     directory.mkdir()
     spool.append([sent(2)])
     assert [one.record.step for one in spool.oldest(5)] == [2]
+
+
+class _Full:
+    """A file of a disk that takes names and no bytes."""
+
+    def __init__(self, stream: IO[Any]) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> _Full:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    def write(self, data: bytes) -> int:
+        """Half of it fits."""
+        self._stream.write(data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_gets_no_file_for_each_step(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names fit where bytes do not; and what was written of a line is in the way of none that comes after."""
+    metrics = SelfMetrics()
+    spool = Spool(str(directory), CONTEXT, max_bytes=MIB, drop=metrics.drop)
+    spool.append([sent(0)])
+    opened = Path.open
+
+    def open_full(path: Path, mode: str = "r") -> Any:
+        stream = opened(path, mode)
+        return stream if mode == "rb" else _Full(stream)
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "open", open_full)
+        for step in range(1, 50):
+            spool.append([sent(step)])
+    assert metrics.dropped == {DropReason.SPOOL_FAILED: 49}
+    assert len(list(directory.iterdir())) == 2
+    spool.append([sent(50), sent(51)])
+    steps = []
+    while found := spool.oldest(10):
+        steps += [one.record.step for one in found]
+        spool.sent(len(found))
+    assert steps == [0, 50, 51]
+    assert list(directory.iterdir()) == []
+    assert metrics.dropped == {DropReason.SPOOL_FAILED: 49}
+
+
+def test_a_file_that_cannot_be_deleted_does_not_end_the_export(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that has become read-only: what is sent counts, and what comes later is sent too."""
+    collector = Collector(is_there=False)
+    rank = Rank(directory, collector)
+    rank.emit(0)
+    collector.wait_for(lambda: collector.tries >= 3)
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    collector.is_there = True
+    collector.wait_for(lambda: collector.steps == [0])
+    rank.emit(1)
+    assert rank.close() is True
+    assert collector.steps == [0, 1]
+    assert rank.metrics.exported == {"otlp": 2}
 
 
 def test_lines_that_do_not_read_are_counted_and_do_not_block(directory: Path) -> None:
