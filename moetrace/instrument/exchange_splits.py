@@ -50,6 +50,8 @@ class ExchangeSplits:
         """The thread that is in a dispatch or combine of a recorded step."""
         self._shown: list[Exchanged] = []
         """By the exchange that runs, or that ended last."""
+        self._shown_in = NOBODY
+        """The thread of that exchange; one that another thread runs beside it is not looked at."""
         self._row_bytes: dict[tuple[int, Phase], tuple[int, int]] = {}
         """Step, and bytes of a row in it: rows of two sizes in one step cannot be added up."""
 
@@ -68,7 +70,7 @@ class ExchangeSplits:
         def watched(*args: Any, **kwargs: Any) -> Any:
             if compiling() or not active or self._tracer.buffer is None or self._inside != NOBODY:
                 return exchange(*args, **kwargs)
-            self._inside = threading.get_ident()
+            self._inside = self._shown_in = threading.get_ident()
             self._shown = []
             try:
                 return exchange(*args, **kwargs)
@@ -110,6 +112,8 @@ class ExchangeSplits:
         """Notes the rows of a wrapped exchange that has just ended."""
 
         def note(buffer: StepBuffer) -> None:
+            if self._shown_in != threading.get_ident():
+                return
             shown, self._shown = self._shown, []
             if shown and not _recomputed():
                 self._note(buffer, layer, phase, shown)
@@ -128,6 +132,8 @@ class ExchangeSplits:
             return
         known = self._row_bytes.get((layer, phase))
         if known is not None and known[0] == buffer.step and known[1] != row_bytes:
+            # An exchange all the same: no single one of them is known by the layer's rows.
+            buffer.traffic.append((layer, phase, known[1], [0] * ranks))
             return
         self._row_bytes[(layer, phase)] = buffer.step, row_bytes
         sent = [sum(rows) for rows in zip(*(one.sent for one in payload), strict=True)]
@@ -162,8 +168,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
 
 def _recomputed() -> bool:
     """Whether activation recompute runs: it repeats times, and its rows were counted."""
-    import torch
-
+    from moetrace.instrument.autograd_state import graph_task
     from moetrace.instrument.routing import is_recompute
 
-    return is_recompute(torch._C._current_graph_task_id)
+    return is_recompute(graph_task)

@@ -66,7 +66,7 @@ def build_record(
         start_unix_ns=buffer.start_unix_ns if placed is None else placed.unix_ns,
         anchor_error_ns=-1 if placed is None else placed.error_ns,
         duration_ns=end - start,
-        phases=_with_rows(phases, traffic, _local_rows(buffer)),
+        phases=_with_rows(phases, traffic, _exchanged_once(buffer), _local_rows(buffer)),
         experts=settled.experts,
         traffic=traffic,
         violations=settled.violations,
@@ -95,6 +95,12 @@ def _local_rows(buffer: StepBuffer) -> dict[int, int]:
     return totals
 
 
+def _exchanged_once(buffer: StepBuffer) -> frozenset[tuple[int, str]]:
+    """(layer, phase) of exchanges that ran once; of hand-written code nothing else may tell its passes."""
+    calls = Counter((layer or 0, phase) for layer, phase, *_ in buffer.traffic)
+    return frozenset(key for key, count in calls.items() if count == 1)
+
+
 def _summed(traffic: Iterable[TrafficRecord]) -> tuple[TrafficRecord, ...]:
     """One record per (layer, phase): several forwards of one step add up."""
     sums: dict[tuple[int, Phase, int], list[int]] = {}
@@ -109,7 +115,10 @@ def _summed(traffic: Iterable[TrafficRecord]) -> tuple[TrafficRecord, ...]:
 
 
 def _with_rows(
-    phases: tuple[PhaseRow, ...], traffic: tuple[TrafficRecord, ...], local_rows: dict[int, int]
+    phases: tuple[PhaseRow, ...],
+    traffic: tuple[TrafficRecord, ...],
+    once: frozenset[tuple[int, str]],
+    local_rows: dict[int, int],
 ) -> tuple[PhaseRow, ...]:
     """Rows and bytes of the payload exchange (the last of a layer's dispatches) and of the GEMM.
 
@@ -134,7 +143,7 @@ def _with_rows(
             gemms.setdefault(row.layer, []).append(index)
     rows = list(phases)
     for key, index in exchange.items():
-        if key in sent and passes.get(key[0], 1) == 1:
+        if key in sent and key in once and passes.get(key[0], 1) == 1:
             rows[index] = rows[index]._replace(rows=sent[key][0], bytes=sent[key][1])
     for layer, indices in gemms.items():
         if layer in local_rows and passes.get(layer, 1) == 1 and len(indices) == 1:
