@@ -82,7 +82,7 @@ class TorchState:
     compiling: Callable[[], bool]
     """Whether torch.compile is tracing this frame."""
     exporting: Callable[[], bool]
-    """Whether torch.export runs this call, with fake tensors, to see its ops; asked only where `compiling` is
+    """Whether torch.export or torch.jit.trace runs this call to see its ops; asked only where `compiling` is
     not true: Dynamo of torch 2.10 and 2.11 takes it for true whatever it traces."""
     graph_task: Callable[[], int]
     """The autograd graph task that runs on this thread, or -1."""
@@ -125,7 +125,9 @@ class TorchState:
         # The older name says the same of what Dynamo traces.
         compiler: Any = torch.compiler
         self.compiling = getattr(compiler, "is_dynamo_compiling", None) or compiler.is_compiling
-        self.exporting = getattr(compiler, "is_exporting", None) or compiler.is_compiling
+        is_exporting = getattr(compiler, "is_exporting", None) or compiler.is_compiling
+        is_tracing = getattr(torch.jit, "is_tracing", _never)
+        self.exporting = lambda: is_exporting() or is_tracing()
         self.grad_enabled = torch.is_grad_enabled
         self.stop_recompute = getattr(checkpoint, "_StopRecomputationError", _Unraised)
         from moetrace.instrument import autograd_state, compiled

@@ -1,4 +1,4 @@
-"""torch.export without Dynamo: a forward that only shows its ops is nothing to record."""
+"""torch.export without Dynamo and torch.jit.trace: a forward that only shows its ops is nothing to record."""
 
 from __future__ import annotations
 
@@ -45,7 +45,29 @@ def test_a_forward_that_only_shows_its_ops_is_no_step(record: Make, in_step: boo
 def test_an_older_torch_says_so_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """`is_exporting` is newer than what is supported; where Dynamo does not trace, `is_compiling` is that."""
     monkeypatch.delattr(torch.compiler, "is_exporting")
-    assert TorchState().exporting is torch.compiler.is_compiling
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert TorchState().exporting()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("in_step", [False, True])
+def test_a_forward_that_is_traced_to_a_script_is_no_step(record: Make, in_step: bool) -> None:
+    """torch.jit.trace, as older ONNX exports use it: no counts in the script, and none of the trace."""
+
+    def kinds(model: torch.nn.Module) -> list[str]:
+        script = torch.jit.trace(model, (tokens,), check_trace=False)  # type: ignore[no-untyped-call]
+        return [node.kind() for node in script.inlined_graph.nodes()]
+
+    recording, model, tokens = record(), Decoder(), torch.randn(3, 8)
+    recording.tracer.instrument(model)
+    with torch.no_grad():
+        plain = kinds(Decoder())
+        with recording.tracer.step() if in_step else nullcontext():
+            assert kinds(model) == plain
+            model(tokens)
+    (step,) = recording.records()
+    assert recording.tracer.guard.errors == {}
+    assert [sum(row.counts) for row in step.experts] == [6, 6]
 
 
 def test_what_was_counted_with_fake_tensors_leaves_nothing_behind() -> None:
