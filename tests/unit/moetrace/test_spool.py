@@ -28,6 +28,7 @@ from moetrace.guard import Guard
 from moetrace.self_metrics import SelfMetrics
 from moetrace_schemas.enums import DropReason
 
+from .otlp_server import FakeCollector
 from .records import CONTEXT, step_record
 
 MIB = 2**20
@@ -82,8 +83,17 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 class Rank:
     """An emitter with a spool in front of a collector."""
 
-    def __init__(self, directory: Path, collector: Collector, *, context: RankContext = CONTEXT) -> None:
-        self.sender = Sender(Config(spool_dir=str(directory), queue_steps=10_000), context)
+    def __init__(
+        self,
+        directory: Path,
+        collector: Collector | None = None,
+        *,
+        context: RankContext = CONTEXT,
+        endpoint: str = "",
+    ) -> None:
+        """A collector of the test's, or a server at an endpoint."""
+        config = Config(spool_dir=str(directory), queue_steps=10_000, endpoint=endpoint)
+        self.sender = Sender(config, context)
         self.metrics = SelfMetrics()
         self.spool = open_spool(self.sender.config, context, self.metrics)
         self.emitter = OtlpEmitter(
@@ -322,6 +332,41 @@ def test_a_file_that_cannot_be_deleted_does_not_end_the_export(
     assert rank.close() is True
     assert collector.steps == [0, 1]
     assert rank.metrics.exported == {"otlp": 2}
+
+
+def test_what_is_too_large_for_a_request_blocks_nothing_behind_it(directory: Path) -> None:
+    """Requests from disk become smaller until they pass; a step that is too large alone is given up."""
+    collector = FakeCollector()
+    collector.too_large = lambda steps: len(steps) > 10 or 5 in steps
+    collector.statuses = [403] * 2
+    rank = Rank(directory, endpoint=collector.endpoint)
+    rank.emit(*range(40))
+    collector.wait_for(39)
+    assert rank.close()
+    collector.close()
+    assert collector.steps() == [step for step in range(40) if step != 5]
+    assert rank.metrics.dropped == {DropReason.EXPORT_FAILED: 1}
+    assert rank.metrics.exported == {"otlp": 39}
+    assert list(directory.iterdir()) == []
+
+
+def test_a_record_that_the_wire_cannot_hold_is_counted_once(directory: Path) -> None:
+    """Not with every try of the request that it would have been in."""
+    collector = Collector(is_there=False)
+    rank = Rank(directory, collector)
+    rank.emit(0)
+    collector.wait_for(lambda: collector.tries >= 3)
+    bad = step_record(1)
+    phases = tuple(row._replace(ordinal=70_000) for row in bad.phases)
+    rank.emitter.emit(replace(bad, phases=phases))
+    rank.emit(2)
+    seen = collector.tries
+    collector.wait_for(lambda: collector.tries >= seen + 10)
+    collector.is_there = True
+    collector.wait_for(lambda: collector.steps == [0, 2])
+    assert rank.close()
+    assert rank.metrics.dropped == {DropReason.INTERNAL_ERROR: 1}
+    assert rank.sender.guard.errors == {"encode": 1}
 
 
 def test_lines_that_do_not_read_are_counted_and_do_not_block(directory: Path) -> None:
