@@ -283,10 +283,10 @@ class OtlpEmitter:
                 self._spool_retry_at = time.monotonic() + self._spool_backoff * random.uniform(0.5, 1.5)
                 return
             spool.sent(len(found))
-            for error in bad:
+            for fault in bad:
                 # Only now: while nothing is taken the same ones are read again and again.
                 self._metrics.drop(DropReason.INTERNAL_ERROR)
-                self._identity().guard.caught("encode", error)
+                self._identity().guard.caught("encode", fault)
             self._delivered(len(readable))
             self._metrics.spooled_steps = len(spool)
             self._spool_backoff = FIRST_BACKOFF_S

@@ -91,6 +91,22 @@ def test_a_payload_in_pieces_adds_up(record: Make) -> None:
 
     step = run(record(rank=2, world_size=4), dispatch=halves)
     assert [list(row.rows) for row in step.traffic] == [SENT]
+    assert {row.rows for row in step.phases if row.phase is Phase.DISPATCH} == {-1}
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_what_goes_behind_the_payload_is_not_taken_for_it(record: Make, says: bool) -> None:
+    """Weights may follow the hidden states: their exchange is not the one that moved the rows."""
+
+    def weights_last(hidden: torch.Tensor) -> torch.Tensor:
+        result, weights = exchange(hidden, SENT, RECEIVED), torch.zeros(sum(SENT), *(1,) * says)
+        exchange(weights, SENT, RECEIVED)
+        return result
+
+    step = run(record(rank=2, world_size=4), dispatch=weights_last)
+    assert [(row.row_bytes, list(row.rows)) for row in step.traffic] == [(32, SENT)]
+    assert {row.rows for row in step.phases if row.phase is Phase.DISPATCH} == {-1}
+    assert [row.rows for row in step.phases if row.phase is Phase.EXPERT_GEMM] == [sum(RECEIVED)]
 
 
 def test_what_does_not_say_its_rows_is_left_open(record: Make) -> None:
