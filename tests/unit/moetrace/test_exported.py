@@ -1,4 +1,4 @@
-"""torch.export without Dynamo and torch.jit.trace: a forward that only shows its ops is nothing to record."""
+"""torch.export without Dynamo, torch.jit.trace, make_fx: a forward that shows its ops is not recorded."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from compiled_models import Decoder
 from moetrace.instrument.routing import CountSite, StepCounter
@@ -49,21 +50,26 @@ def test_an_older_torch_says_so_by_another_name(monkeypatch: pytest.MonkeyPatch)
     assert TorchState().exporting()
 
 
+def _script(model: torch.nn.Module, tokens: torch.Tensor) -> list[str]:
+    script = torch.jit.trace(model, (tokens,), check_trace=False)  # type: ignore[no-untyped-call]
+    return [node.kind() for node in script.inlined_graph.nodes()]
+
+
+def _fx(model: torch.nn.Module, tokens: torch.Tensor) -> list[str]:
+    return [str(node.target) for node in make_fx(model)(tokens).graph.nodes]
+
+
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kinds", [_script, _fx])
 @pytest.mark.parametrize("in_step", [False, True])
-def test_a_forward_that_is_traced_to_a_script_is_no_step(record: Make, in_step: bool) -> None:
-    """torch.jit.trace, as older ONNX exports use it: no counts in the script, and none of the trace."""
-
-    def kinds(model: torch.nn.Module) -> list[str]:
-        script = torch.jit.trace(model, (tokens,), check_trace=False)  # type: ignore[no-untyped-call]
-        return [node.kind() for node in script.inlined_graph.nodes()]
-
+def test_a_forward_that_is_traced_to_a_program_is_no_step(record: Make, in_step: bool, kinds: Make) -> None:
+    """torch.jit.trace, as old ONNX exports use it, and make_fx: no counts in the program, nor of tracing."""
     recording, model, tokens = record(), Decoder(), torch.randn(3, 8)
     recording.tracer.instrument(model)
     with torch.no_grad():
-        plain = kinds(Decoder())
+        plain = kinds(Decoder(), tokens)
         with recording.tracer.step() if in_step else nullcontext():
-            assert kinds(model) == plain
+            assert kinds(model, tokens) == plain
             model(tokens)
     (step,) = recording.records()
     assert recording.tracer.guard.errors == {}
