@@ -262,7 +262,7 @@ def _tensors(top_k_output: Any) -> list[Any]:
     )
     if ids is None and others[0] is None:
         return []
-    return [tensor for tensor in (ids, *others) if tensor is not None]
+    return [tensor for tensor in (ids, *others) if hasattr(tensor, "shape")]
 
 
 def _ids(top_k_output: Any) -> Any | None:

@@ -246,6 +246,7 @@ class OtlpEmitter:
             if self._in_flight:
                 self._queue.extendleft(reversed(self._batch))
                 self._in_flight = 0
+                self._metrics.queue_steps = len(self._queue)
 
     def _keep_in_flight(self) -> None:
         """Put the batch in hand on disk, unless `close` has."""
