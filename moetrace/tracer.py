@@ -242,7 +242,7 @@ class Tracer:
         self._scope = scope
         if self.buffer is not None:
             self._drop_open(DropReason.STEP_ABORTED)
-        recording = not (self.closed or self.guard.is_off("record"))
+        recording = not (self.closed or self.guard.is_off("record")) and self.config.sample_period > 0
         # What the caller got wrong is no stage's failure: after too many of those, good steps would go
         # unrecorded too.
         try:
