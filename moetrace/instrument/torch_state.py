@@ -58,7 +58,10 @@ def _exporting(torch: Any) -> Callable[[], bool]:
 def _is_seen_by_proxies() -> bool:
     """Whether make_fx follows the running call; where torch does not say, it does not."""
     try:
-        return sys.modules["torch.fx.experimental.proxy_tensor"].get_proxy_mode() is not None
+        proxies = sys.modules["torch.fx.experimental.proxy_tensor"]
+        # The name before torch 2.5.
+        ask = getattr(proxies, "get_proxy_mode", None) or proxies.get_innermost_proxy_mode
+        return ask() is not None
     except (KeyError, AttributeError, AssertionError):
         return False
 
