@@ -59,7 +59,7 @@ def _is_seen_by_proxies() -> bool:
     """Whether make_fx follows the running call; where torch does not say, it does not."""
     try:
         proxies = sys.modules["torch.fx.experimental.proxy_tensor"]
-        # The name before torch 2.5.
+        # By its name in torch 2.4.
         ask = getattr(proxies, "get_proxy_mode", None) or proxies.get_innermost_proxy_mode
         return ask() is not None
     except (KeyError, AttributeError, AssertionError):
