@@ -19,7 +19,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_experts_in_order_give_what_dispatchers_sent(store: Path) -> None:
     """Of every pair of ranks, hosts and scope included; pairs without a row are expected to have none."""
-    columns = "layer, source_rank, destination_rank, destination_ep_rank, source_host, destination_host, scope"
+    columns = (
+        "layer, source_rank, destination_rank, destination_ep_rank, source_host, destination_host, scope"
+    )
     told, expected = (
         rows(
             store,
