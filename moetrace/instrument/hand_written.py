@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from moetrace.errors import ConfigError, check_whole
-from moetrace.instrument.patches import mark_of
+from moetrace.instrument.patches import mark_of, mark_wrapper
 from moetrace.instrument.phases import check_layer
 from moetrace.instrument.wrap import Observer, timed
 from moetrace.record.sites import Role, Site
@@ -73,7 +74,9 @@ def _wrap_part(
 ) -> Any:
     role, phase = PARTS[name]
     is_module = hasattr(function, "forward") and hasattr(function, "named_modules")
-    if mark_of(vars(function).get("forward") if is_module else function):
+    is_method = isinstance(function, MethodType) and not isinstance(function.__self__, type)
+    present = vars(function).get("forward") if is_module else function
+    if mark_of(present.__func__ if isinstance(present, MethodType) else present):
         return function
     if name in ("dispatch", "combine") and layer is not None:
         observe = installer.placing.splits.observer(layer, phase)
@@ -87,10 +90,26 @@ def _wrap_part(
 
     if not is_module:
         installer.loose_sites.append(site)
-        return make(function)
+        return _of_owner(make(function), function) if is_method else make(function)
     installer.hand_written.replace(function, "forward", make)
     installer.hand_written.sites[site] = (function, "forward")
     return function
+
+
+def _of_owner(wrapper: Callable[..., Any], method: MethodType) -> MethodType:
+    """The wrapper of a method as a method of the same object, which copies of the object have plain.
+
+    As a function it would go into a copy as it is, and compute there with the original's weights; pickle
+    would refuse it.
+    """
+    owner, plain = method.__self__, method.__func__
+
+    @functools.wraps(plain)
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return wrapper(*args, **kwargs) if self is owner else plain(self, *args, **kwargs)
+
+    mark = mark_of(wrapper)
+    return MethodType(mark_wrapper(call, plain, mark.retire if mark else lambda: None), owner)
 
 
 def _device_of(callables: Mapping[str, Any]) -> Any:

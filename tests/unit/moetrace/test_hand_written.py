@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -70,6 +72,63 @@ def test_wrapping_twice_is_wrapping_once(record: Make) -> None:
         second.experts()
     (step,) = recording.records()
     assert len(step.seen_sites) == 2
+
+
+class Owner(nn.Module):
+    """Hand-written code whose experts are a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2,), 3.0))
+
+    def experts(self, rows: torch.Tensor) -> torch.Tensor:
+        """Any work with the object's own weights."""
+        return rows * self.weight
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """One layer."""
+        return self.experts(rows)
+
+
+@pytest.mark.parametrize("copy_of", [copy.deepcopy, lambda owner: pickle.loads(pickle.dumps(owner))])
+def test_a_copy_of_what_a_wrapped_method_belongs_to_is_plain_and_has_its_own_weights(
+    record: Make, copy_of: Callable[[Owner], Owner]
+) -> None:
+    """An averaged copy of a model, or a saved one, computes with its own weights and is not recorded."""
+    recording, owner = record(), Owner()
+    owner.experts = recording.tracer.wrap(experts=owner.experts, layer=0).experts  # type: ignore[method-assign]
+    twin = copy_of(owner)
+    with torch.no_grad():
+        twin.weight.zero_()
+    rows = torch.ones(2)
+    with recording.tracer.step():
+        assert twin(rows).tolist() == [0.0, 0.0]
+    with recording.tracer.step():
+        assert owner(rows).tolist() == [3.0, 3.0]
+    of_twin, of_owner = recording.records()
+    assert len(of_twin.seen_sites) == 0
+    assert len(of_owner.seen_sites) == 1
+
+
+def test_a_wrapped_method_is_wrapped_once_and_named_as_before(record: Make) -> None:
+    """Wrapping what is wrapped changes nothing; it is still a method of its object."""
+    recording, owner = record(), Owner()
+    once = recording.tracer.wrap(experts=owner.experts, layer=0).experts
+    assert recording.tracer.wrap(experts=once, layer=0).experts is once
+    assert once.__self__ is owner
+    assert once.__name__ == "experts"
+
+
+def test_a_wrapped_method_is_recorded_inside_a_compiled_graph(record: Make) -> None:
+    """No graph break, the same numbers, and the call is seen."""
+    recording, owner = record(), Owner()
+    owner.experts = recording.tracer.wrap(experts=owner.experts, layer=0).experts  # type: ignore[method-assign]
+    model = torch.compile(owner, backend="aot_eager", fullgraph=True)
+    model(torch.ones(2))
+    with recording.tracer.step():
+        assert model(torch.ones(2)).tolist() == [3.0, 3.0]
+    (step,) = recording.records()
+    assert len(step.seen_sites) == 1
 
 
 def test_with_num_experts_the_routers_ids_are_counted(record: Make) -> None:
