@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 from types import MethodType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from moetrace.errors import ConfigError, check_whole
-from moetrace.instrument.patches import mark_of, mark_wrapper
+from moetrace.instrument.patches import WrapperMark, mark_of, mark_wrapper
 from moetrace.instrument.phases import check_layer
 from moetrace.instrument.wrap import Observer, timed
 from moetrace.record.sites import Role, Site
@@ -59,6 +60,9 @@ def wrap_parts(
     num_experts: int | None,
 ) -> SimpleNamespace:
     """The wrapped callables under the names they came with; parts that are wrapped already stay so."""
+    layer = check_layer(layer)
+    if num_experts is not None:
+        num_experts = check_whole("num_experts", num_experts)
     installer.functions.hook_collectives()
     result = SimpleNamespace()
     for name, function in callables.items():
@@ -76,8 +80,10 @@ def _wrap_part(
     is_module = hasattr(function, "forward") and hasattr(function, "named_modules")
     is_method = isinstance(function, MethodType) and not isinstance(function.__self__, type)
     present = vars(function).get("forward") if is_module else function
-    if mark_of(present.__func__ if isinstance(present, MethodType) else present):
-        return function
+    if mark := mark_of(function.__func__ if is_method else present):
+        if not _has_ended(mark):
+            return function
+        function = _underneath(mark, function)
     if name in ("dispatch", "combine") and layer is not None:
         observe = installer.placing.splits.observer(layer, phase)
     site = installer.tracer.sites.add(Site(role, phase, layer, f"wrap.{name}[{layer}]", alone=True))
@@ -90,7 +96,12 @@ def _wrap_part(
 
     if not is_module:
         installer.loose_sites.append(site)
-        return _of_owner(make(function), function) if is_method else make(function)
+        wrapped = make(function)
+        if is_method:
+            wrapped = _of_owner(wrapped, function)
+        if mark := mark_of(wrapped.__func__ if isinstance(wrapped, MethodType) else wrapped):
+            mark.made_for = weakref.ref(installer.tracer)
+        return wrapped
     installer.hand_written.replace(function, "forward", make)
     installer.hand_written.sites[site] = (function, "forward")
     return function
@@ -110,6 +121,21 @@ def _of_owner(wrapper: Callable[..., Any], method: MethodType) -> MethodType:
 
     mark = mark_of(wrapper)
     return MethodType(mark_wrapper(call, plain, mark.retire if mark else lambda: None), owner)
+
+
+def _has_ended(mark: WrapperMark) -> bool:
+    """Whether it is a function that was wrapped for a tracer which records nothing any more."""
+    tracer = mark.made_for() if mark.made_for is not None else None
+    return mark.made_for is not None and (tracer is None or tracer.closed)
+
+
+def _underneath(mark: WrapperMark | None, function: Any) -> Any:
+    """What our wrappers, of which the outermost has this mark, are around."""
+    if isinstance(function, MethodType) and mark is not None:
+        return MethodType(mark.function, function.__self__)
+    while mark := mark_of(function):
+        function = mark.function
+    return function
 
 
 def _device_of(callables: Mapping[str, Any]) -> Any:

@@ -104,8 +104,9 @@ def _summed(traffic: Iterable[TrafficRecord]) -> tuple[TrafficRecord, ...]:
 
 
 def _with_rows(phases: tuple[PhaseRow, ...], buffer: StepBuffer) -> tuple[PhaseRow, ...]:
-    """Rows and bytes of the payload exchange (the last of a layer's dispatches) and of the GEMM.
+    """Rows and bytes of the payload exchange and of the GEMM.
 
+    The payload is the last of a layer's dispatches, but for those that its framework sends behind it.
     Traffic is that of the forward pass; activation recompute repeats its times, not its counts. A layer that
     ran several times in the step (several forwards) starts anew at its router, and was noted in the same
     order; where there are not as many notes as passes, rows stay unknown.
@@ -122,22 +123,27 @@ def _with_rows(phases: tuple[PhaseRow, ...], buffer: StepBuffer) -> tuple[PhaseR
             passes[row.layer] = passes.get(row.layer, 0) + 1
         elif row.flags & _BARRIER or row.phase is Phase.EXPERT_GEMM:
             places.append((index, passes.get(row.layer, 0)))
-    exchanges: dict[tuple[int, Phase], dict[int, int]] = {}
+    exchanges: dict[tuple[int, Phase], dict[int, list[int]]] = {}
     gemms: dict[int, dict[int, list[int]]] = {}
     for index, number in places:
         row = phases[index]
         # What comes before a layer's only router is of its only pass.
         number = number if passes.get(row.layer, 0) > 1 else 1
         if row.flags & _BARRIER:
-            exchanges.setdefault((row.layer, row.phase), {})[number] = index
+            exchanges.setdefault((row.layer, row.phase), {}).setdefault(number, []).append(index)
         else:
             gemms.setdefault(row.layer, {}).setdefault(number, []).append(index)
     rows = list(phases)
-    for key, last_of_pass in exchanges.items():
-        by_pass = _by_pass(sent.get(key, []), passes.get(key[0], 0))
-        for number, index in last_of_pass.items() if by_pass.keys() == last_of_pass.keys() else ():
-            moved, size = (sum(column) for column in zip(*by_pass[number], strict=True))
-            rows[index] = rows[index]._replace(rows=moved, bytes=size)
+    for key, by_pass in exchanges.items():
+        noted, behind = _by_pass(sent.get(key, []), passes.get(key[0], 0)), buffer.behind_payload.get(key, 0)
+        if noted.keys() != by_pass.keys() or any(len(indices) <= behind for indices in by_pass.values()):
+            continue
+        for number, indices in by_pass.items():
+            # Of hand-written code without a router nothing else may tell its passes.
+            if len(noted[number]) == 1:
+                moved, size = noted[number][0]
+                index = indices[-1 - behind]
+                rows[index] = rows[index]._replace(rows=moved, bytes=size)
     for layer, of_pass in gemms.items():
         counted = _by_pass(received.get(layer, []), passes.get(layer, 0))
         if counted.keys() == of_pass.keys() and all(len(indices) == 1 for indices in of_pass.values()):
