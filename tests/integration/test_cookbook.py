@@ -163,6 +163,7 @@ def test_exchanges_by_layer_and_minute(answers: dict[str, list[dict[str, Any]]])
         assert int(row["exchanges"]) == 58  # the two steps of warm-up are left out
     over_time = answers["transfers_over_time"]
     assert sum(int(row["number"]) for row in over_time) == 60 * 3 * 2
+    assert all(not isinstance(value, list | dict) for row in over_time for value in row.values())
     assert all(row["mean_us"] * 0.9 < row["p95_us"] <= row["longest_us"] * 1.05 for row in over_time)
 
 
