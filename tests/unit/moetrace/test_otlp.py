@@ -265,6 +265,25 @@ def test_new_records_do_not_shorten_the_pause_between_attempts(monkeypatch: pyte
     emitting.close(timeout_s=0.1)
 
 
+def test_pauses_between_attempts_double_to_a_longest_one_and_are_jittered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each between a half and one and a half of its length, so that ranks of one job do not come back at once."""
+    exporter = ScriptedExporter(*[refuse] * ATTEMPTS)
+    emitting = Emitting(exporter)
+    pauses: list[float] = []
+    monkeypatch.setattr(emitting.emitter._stop, "wait", pauses.append)
+    emitting.emit(1)
+    exporter.wait_for_calls(ATTEMPTS)
+    wait_until(lambda: emitting.metrics.dropped[DropReason.EXPORT_FAILED] == 1)
+    assert emitting.close()
+    lengths = [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert len(pauses) == len(lengths) == ATTEMPTS - 1
+    parts = [pause / length for pause, length in zip(pauses, lengths, strict=True)]
+    assert all(0.5 <= part <= 1.5 for part in parts)
+    assert len(set(parts)) == len(parts)
+
+
 @pytest.mark.usefixtures("impatient")
 def test_a_batch_that_is_refused_for_good_does_not_block_the_next_one() -> None:
     """After its attempts it is dropped for that reason, and what came later is delivered."""
