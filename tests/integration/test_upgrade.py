@@ -45,7 +45,7 @@ def test_no_row_changes(upgrades: dict[str, dict[str, Any]]) -> None:
 
 
 def test_every_table_has_rows_to_lose(upgrades: dict[str, dict[str, Any]]) -> None:
-    """Before the last step of the way all tables that are filled by collectors held rows; others are derived."""
+    """Before the last step of the way all tables that collectors fill held rows; the others are derived."""
     newest = upgrades[f"from_{VERSIONS[-1]:04d}"]
     made = {match[1] for migration in migrations() if (match := TABLE.search(migration.template))}
     made -= set(ROWS_OF_VIEWS)  # once tables, and views now

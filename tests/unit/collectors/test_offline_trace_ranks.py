@@ -80,7 +80,16 @@ def test_traces_are_numbered_as_people_count(tmp_path: Path) -> None:
 
 def test_files_of_a_folder_come_as_people_count_and_named_ones_as_named(tmp_path: Path) -> None:
     """Every number of a name by its value, zeros in front or not; who names files has chosen their order."""
-    names = ["a.json", "node2_10.json", "node10_2.json", "t.json", "t02.json", "t2.json", "t10.json", "t1x.csv"]
+    names = [
+        "a.json",
+        "node2_10.json",
+        "node10_2.json",
+        "t.json",
+        "t02.json",
+        "t2.json",
+        "t10.json",
+        "t1x.csv",
+    ]
     for name in names:
         (tmp_path / name).write_text("{}")
     found, searched = expand([tmp_path])

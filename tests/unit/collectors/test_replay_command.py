@@ -65,7 +65,7 @@ def test_planners_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_published_example_of_eplb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """12 experts in 4 groups on 16 slots of 8 ranks in 2 nodes: its replicas, and the loads of its own map."""
+    """12 experts in 4 groups on 16 slots, 8 ranks, 2 nodes: its replicas, and the loads of its own map."""
     case = json.loads((DATA.parent / "placement" / "eplb_cases.json").read_text())["readme_example"]
     path = tmp_path / "loads.json"
     path.write_text(json.dumps(case["weight"]))

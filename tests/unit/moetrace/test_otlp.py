@@ -268,7 +268,7 @@ def test_new_records_do_not_shorten_the_pause_between_attempts(monkeypatch: pyte
 def test_pauses_between_attempts_double_to_a_longest_one_and_are_jittered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each between a half and one and a half of its length, so that ranks of one job do not come back at once."""
+    """Each between a half and one and a half of its length: ranks of one job do not come back at once."""
     exporter = ScriptedExporter(*[refuse] * ATTEMPTS)
     emitting = Emitting(exporter)
     pauses: list[float] = []
