@@ -99,8 +99,8 @@ def main() -> None:
     options = parser.parse_args()
     lines = [
         "`python benchmarks/wire_size.py`; counts of "
-        f"{TOKENS} tokens with top {TOP_K}. The library sends at level 1, by isal where it is installed and by "
-        "zlib where it is not; 9 is what the exporter of opentelemetry does by itself. Times are CPU time.",
+        f"{TOKENS} tokens with top {TOP_K}. The library sends at level 1, by isal where it is installed and "
+        "by zlib where it is not; 9 is what the exporter of opentelemetry does by itself. Times: CPU.",
         "",
         "| layers x experts, ranks | steps per request | bytes per step | gzip 1 | gzip 1 by isal | gzip 9 "
         "| per phase row, gzip 1 | time of gzip 9 / gzip 1 | time of isal / gzip 1 | gzip 1, us per step |",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ledger_builders import MemoryLedger, report
-from moetrace_collectors.events import CollectorEvent
+from moetrace_collectors.events import CollectorEvent, EventKind
 from moetrace_collectors.ledger import ledger_rows
 from moetrace_collectors.ledger.recorder import Recorder
 from moetrace_collectors.migrate import migrate
@@ -34,7 +34,7 @@ from moetrace_collectors.store import embedded_dsn, open_client, parse_store
 from moetrace_collectors.testing import SyntheticRun
 from moetrace_collectors.verdict.engine import VerdictEngine
 from moetrace_schemas.clickhouse.render import create_database, migrations, statements
-from moetrace_schemas.enums import PHASE_CODE, ClosedBy, EventKind, Phase
+from moetrace_schemas.enums import PHASE_CODE, ClosedBy, Phase
 
 RUN = SyntheticRun(run_id="upgraded", world_size=3, slow_rank=1)
 NUM_STEPS = 3
