@@ -1,9 +1,9 @@
 """Soak: a collector at half its top rate for so many minutes; memory must not grow.
 
-The top rate is measured first for a few seconds. Prints memory once every ten seconds and, at the end, the
-slope of a straight line through the second half of them, of all resident memory and of what the embedded
-engine has allocated and not freed (parts that merges replaced count there for eight minutes). What only the
-first grows by is memory that allocators keep.
+The top rate is measured first for a few seconds. Prints memory once every ten seconds and, at the end, means
+of every two minutes and the slope of a straight line through the second half, of all resident memory and of
+what the embedded engine has allocated and not freed. The engine's share jumps by some hundred MiB with the
+merges of the moment; what only the first grows by is memory that allocators keep.
 
     python benchmarks/soak.py --minutes 20 [--ranks 64] [--write]
 """
@@ -23,6 +23,7 @@ from results import write_section
 
 PROBE_STEPS = 40
 SAMPLE_S = 10.0
+WINDOW_S = 120.0
 ALLOCATED = "SELECT sum(size * (allocations - deallocations)) FROM system.jemalloc_bins"
 
 
@@ -48,6 +49,12 @@ def engine_mib(running: Collector) -> float:
 def slope(times_s: np.ndarray, values: np.ndarray) -> float:
     """Of a straight line, per minute."""
     return float(np.polyfit(times_s / 60, values, 1)[0]) if len(times_s) > 1 else float("nan")
+
+
+def by_window(times_s: np.ndarray, values: np.ndarray) -> str:
+    """Means of every two minutes, MiB."""
+    windows = (times_s // WINDOW_S).astype(int)
+    return ", ".join(f"{values[windows == window].mean():.0f}" for window in np.unique(windows))
 
 
 def main() -> None:
@@ -82,7 +89,8 @@ def main() -> None:
                     flush=True,
                 )
         behind = sum(v for (n, _), v in running.metrics().items() if n == "moetrace_collector_pending")
-    times, memory, engine = np.array(samples[len(samples) // 2 :]).T
+    every = np.array(samples).T
+    times, memory, engine = every[:, every.shape[1] // 2 :]
     middle = len(times) // 2
     sent_rate = sent / (60 * arguments.minutes)
     text = (
@@ -92,6 +100,8 @@ def main() -> None:
         f"{memory.max():.0f} MiB, slope {slope(times, memory):+.2f} MiB a minute (in the last quarter "
         f"{slope(times[middle:], memory[middle:]):+.2f}); of it allocated by the engine {engine.min():.0f} "
         f"to {engine.max():.0f} MiB, slope {slope(times, engine):+.2f}; {behind:.0f} pending at the end. "
+        f"Means of every two minutes: resident {by_window(every[0], every[1])} MiB; of it allocated by the "
+        f"engine {by_window(every[0], every[2])} MiB. "
         f"`python benchmarks/soak.py --minutes {arguments.minutes:g} --ranks {arguments.ranks} --write`."
     )
     print(text)

@@ -145,6 +145,8 @@ class Share:
     """`all`, with means over all pairs."""
     num_pairs: tuple[int, ...]
     """Of each kind that counts: sampled out, recorded, recorded and checked."""
+    recorded_ms: float
+    """CPU time that one recorded step takes more, the background's included; 0.0 at a rate of 0."""
 
     @property
     def all(self) -> float:
@@ -187,6 +189,7 @@ def share(run: Pairs, rate: float, draws: int = DRAWS) -> Share:
         high=drawn[int(draws * 0.975)] + background,
         untrimmed=_model_thread(weighed, trim=0.0) + background,
         num_pairs=tuple(len(pairs) for _, pairs in weighed),
+        recorded_ms=_recorded_ns(run, weighed[1:] if rate < 1 else weighed) / 1e6 if rate > 0 else 0.0,
     )
 
 
@@ -194,6 +197,13 @@ def _model_thread(weighed: Sequence[tuple[float, Sequence[Pair]]], trim: float =
     """What the traced steps took more, as a share of the plain ones in the same pairs."""
     more_ns = sum(weight * _mean([pair.more_ns for pair in pairs], trim) for weight, pairs in weighed)
     return more_ns / sum(weight * _mean([pair.plain_ns for pair in pairs], trim) for weight, pairs in weighed)
+
+
+def _recorded_ns(run: Pairs, weighed: Sequence[tuple[float, Sequence[Pair]]]) -> float:
+    """What a recorded step took more, of kinds in their proportion, and the background's share of one."""
+    weights = sum(weight for weight, _ in weighed)
+    more_ns = sum(weight * _mean([pair.more_ns for pair in pairs]) for weight, pairs in weighed)
+    return more_ns / weights + run.background_ns
 
 
 def _mean(values: Sequence[int], trim: float = TRIM) -> float:

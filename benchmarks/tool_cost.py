@@ -7,20 +7,21 @@ the pair again the other way round, so that a machine that changes speed changes
 over pairs of (with the tool / without) for the wall time of the block and the CPU time of the process, so
 that work in the background counts too, and the 95 % bootstrap interval of the wall time.
 
-Targets: `eager` and `grouped` (an 8-layer OLMoE of transformers), `ep4` (the demo's model on four gloo
-ranks with all-to-all exchange; pairs of all ranks, blocks of rank 0), `vllm` (its CPU engine, decoding, in
-blocks only; run by the interpreter of an environment that holds vllm: `make test-frameworks
-FRAMEWORKS=vllm`).
+Targets: `eager` and `grouped` (forward steps of an 8-layer OLMoE of transformers), `train` (the same model,
+grouped: forward, backward and optimizer), `ep4` (the demo's model on four gloo ranks with all-to-all
+exchange; pairs of all ranks, blocks of rank 0), `vllm` (its CPU engine, decoding, in blocks only; run by the
+interpreter of an environment that holds vllm: `make test-frameworks FRAMEWORKS=vllm`).
 
 Tools (benchmarks/cost_tools.py): moetrace with one step in ten sampled and with every one, sending to a
 server that answers at once; torch.profiler, OpenTelemetry SDK spans, and timers with a barrier.
 
-    python benchmarks/tool_cost.py [--targets eager,grouped,ep4] [--steps 600] [--pairs 4] [--write]
+    python benchmarks/tool_cost.py [--targets eager,grouped,train,ep4] [--steps 600] [--pairs 4] [--write]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import statistics
 import sys
@@ -117,7 +118,7 @@ def pair_rows(target: str, found: dict[str, Pairs]) -> list[str]:
         rows.append(
             f"| {target} | {told.plain_ms:.1f} | {name} | {told.model_thread:.2%} | {told.background:.2%} | "
             f"{told.all:.2%} | {told.low:.2%} to {told.high:.2%} | {told.untrimmed:.2%} | "
-            f"{' + '.join(map(str, told.num_pairs))} |"
+            f"{told.recorded_ms:.1f} | {' + '.join(map(str, told.num_pairs))} |"
         )
     return rows
 
@@ -189,19 +190,29 @@ def block_rows(target: str, model: Any, run: Callable[[Any], Any], options: Opti
 
 
 def transformers_target(name: str, options: Options) -> tuple[list[str], list[str]]:
-    """`eager` or `grouped`, in this process."""
+    """`eager`, `grouped` or `train`, in this process."""
     torch.set_num_threads(1)
     plain, traced = (make_model(8, 32, 128) for _ in range(2))
     share_tensors(plain, traced)
     for model in (plain, traced):
         model.set_experts_implementation("eager" if name == "eager" else "grouped_mm")
     tokens = torch.randint(2, 2048, (4, 96))
+    trains = name == "train"
+    optimizer = torch.optim.SGD(traced.parameters(), lr=1e-3)  # of both: they hold the same tensors
 
     def run(model: Any) -> None:
-        model(input_ids=tokens, use_cache=False)
+        if not trains:
+            model(input_ids=tokens, use_cache=False)
+            return
+        with moetrace.step() if model is traced else contextlib.nullcontext():
+            optimizer.zero_grad()
+            model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+            optimizer.step()
 
-    with torch.no_grad():
-        pairs = pair_rows(name, step_pairs(plain, traced, run, options.steps, options.endpoint))
+    # A training step is several times as long: fewer of them, and as much time to go by.
+    steps = options.steps // 2 if trains else options.steps
+    with torch.set_grad_enabled(trains):
+        pairs = pair_rows(name, step_pairs(plain, traced, run, steps, options.endpoint))
         return pairs, block_rows(name, traced, run, options)
 
 
@@ -277,8 +288,8 @@ def report(options: Options, pairs: list[str], blocks: list[str]) -> str:
             "model waited for it:",
             "",
             "| target | ms of CPU per step without | sampled | model's thread | background | together | "
-            "95 % interval | untrimmed | pairs |",
-            "|---|---|---|---|---|---|---|---|---|",
+            "95 % interval | untrimmed | ms per recorded step | pairs |",
+            "|---|---|---|---|---|---|---|---|---|---|",
             *pairs,
         ]
     if blocks:
@@ -296,7 +307,7 @@ def report(options: Options, pairs: list[str], blocks: list[str]) -> str:
 def main() -> None:
     """Measure the targets that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--targets", default="eager,grouped,ep4")
+    parser.add_argument("--targets", default="eager,grouped,train,ep4")
     parser.add_argument("--steps", type=int, default=600, help="pairs of steps at one step in ten")
     parser.add_argument("--pairs", type=int, default=4, help="pairs of blocks per tool; 0 leaves them out")
     parser.add_argument("--block", type=int, default=10, help="steps of a block")

@@ -45,6 +45,13 @@ def test_sampled_out_steps_bear_no_background() -> None:
     assert (found.model_thread, found.background) == (pytest.approx(10_000 / (2 * PLAIN_NS)), 0.0)
 
 
+@pytest.mark.parametrize("rate", [0.1, 1.0])
+def test_a_recorded_step_costs_the_same_at_every_rate(rate: float) -> None:
+    """One in twenty is checked, and each bears its own background, whatever the steps between cost."""
+    assert share(RUN, rate).recorded_ms == pytest.approx(0.95 * 1.0 + 0.05 * 3.0 + 2.0)
+    assert share(RUN, 0.0).recorded_ms == 0.0
+
+
 def test_what_few_steps_cost_is_seen_untrimmed() -> None:
     """A cost of one recorded step in twenty falls to the trimming, and stands beside; pairs by kind."""
     usual, dear = pairs(38, 0, recorded=True), pairs(2, 20_000_000, recorded=True)
