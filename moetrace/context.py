@@ -54,16 +54,9 @@ def detect(
         ConfigError: a number that does not fit, or several ranks without a common run id.
     """
     environment = os.environ if environment is None else environment
-    told = {
-        "rank": rank,
-        "world_size": world_size,
-        "ep_rank": ep_rank,
-        "ep_size": ep_size,
-        "ep_group": ep_group,
-    }
-    for name, value in told.items():
-        if value is not None:
-            check_whole(name, value)
+    rank, world_size = _told("rank", rank), _told("world_size", world_size)
+    ep_rank, ep_size = _told("ep_rank", ep_rank), _told("ep_size", ep_size)
+    ep_group = _told("ep_group", ep_group)
     torch_rank, torch_world = _torch_ranks()
     rank = _first(rank, torch_rank, _integer(environment, "RANK"), 0)
     world_size = _first(world_size, torch_world, _integer(environment, "WORLD_SIZE"), 1)
@@ -85,6 +78,10 @@ def detect(
         ep_group=_first(ep_group, rank if ep_size in (None, 1) else rank - _first(ep_rank, 0)),
         host_name=socket.gethostname(),
     )
+
+
+def _told(name: str, value: int | None) -> int | None:
+    return None if value is None else check_whole(name, value)
 
 
 def _torch_ranks() -> tuple[int | None, int | None]:

@@ -21,14 +21,14 @@ class ConfigError(MoetraceError, ValueError):
     """A setting is wrong; the message names the setting, its value and what is allowed."""
 
 
-def check_whole(name: str, value: object) -> None:
-    """Refuse what is no whole number.
+def check_whole(name: str, value: object) -> int:
+    """The whole number that a value is, numpy's as Python's: nothing else has a place in JSON or a span.
 
     Raises:
         ConfigError: names it.
     """
     try:
-        operator.index(value)  # type: ignore[arg-type]
+        return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise ConfigError(f"{name}={value!r}: a whole number expected") from None
 

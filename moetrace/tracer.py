@@ -245,7 +245,7 @@ class Tracer:
         if self.buffer is not None:
             self._drop_open(DropReason.STEP_ABORTED)
         number = self._next_step if step is None else operator.index(step)
-        recording = not (self.closed or self.guard.is_off("record"))
+        recording = not (self.closed or self.guard.is_off("record")) and self.config.sample_period > 0
         if recording and not 0 <= number <= HIGHEST_STEP:
             # No stage's failure: after too many of those, steps with good numbers would go unrecorded too.
             self._refuse(DropReason.STEP_OUT_OF_RANGE, f"step={number}: 0 to {HIGHEST_STEP} expected")
@@ -260,6 +260,7 @@ class Tracer:
             self.metrics.drop(DropReason.BUFFER_POOL_EMPTY)
             return
         try:
+            microbatch = operator.index(microbatch)
             if not 0 <= microbatch <= _HIGHEST_MICROBATCH:
                 raise ValueError(f"microbatch={microbatch}: 0 to {_HIGHEST_MICROBATCH} expected")
             mode, told = self.kind.mode(forward_mode)

@@ -184,6 +184,17 @@ def unfolded(case: Case) -> Any:
     return {"turns": turns, "loads": loads_of(case)}
 
 
+def nothing_dropped(case: Case) -> Any:
+    """Counts that wait for their map, and are zero of one kind throughout; then a join begins anew."""
+    kinds = ((CountKind.ROUTED, [5, 1, 2, 7]), (CountKind.DROPPED, [0, 0, 0, 0]))
+    counts = tuple(
+        ExpertCounts(layer=0, kind=COUNT_KIND_CODE[kind], counts=np.array(numbers)) for kind, numbers in kinds
+    )
+    case.store(replace(one, placement_version=1, experts=(), unfolded=counts) for one in RUN.step(0))
+    turns = [case.join().turn(), case.join().turn()]
+    return {"turns": turns, "marked": case.rows("SELECT count() FROM rolled_up_minutes")}
+
+
 def rolled_up(case: Case) -> Any:
     """Rows that waited for the store longer than roll-ups look back; a rank's come behind the verdict."""
     now_ns = time.time_ns() - HOUR_MS * 1_000_000
@@ -400,6 +411,7 @@ def main(path: str) -> None:
         started_again,
         resent,
         unfolded,
+        nothing_dropped,
         rolled_up,
         rolled_up_before_folded,
         waited_for_days,

@@ -143,6 +143,7 @@ class Journal:
         except WalUnavailableError:
             # A disk that the log itself has filled takes the note only once something is gone. A crash in
             # between forgets closed steps; to wait would be for ever.
+            self._owes_everything = True
             self._log.release(before_segment)
             raise
         self._log.release(before_segment)

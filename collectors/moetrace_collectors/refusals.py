@@ -36,11 +36,16 @@ class DiskRefusals:
 
     @property
     def trouble(self) -> str:
-        """What keeps requests from being acknowledged, in one line; empty where nothing does."""
+        """What keeps requests from being acknowledged, in one line; empty where nothing does.
+
+        Anyone may read it on /healthz, so it says nothing of where the log is and what the disk said.
+        """
         last_ns = self._last_ns
         if last_ns is None or self._clock_ns() - last_ns >= SILENT_NS:
             return ""
-        return f"the disk of the write-ahead log ({self._directory}) refuses requests: not acknowledged"
+        return (
+            "the write-ahead log's disk refuses requests: not acknowledged; see the log of moetrace collect"
+        )
 
     def refused(self, error: Exception) -> None:
         """The disk did not take a request."""

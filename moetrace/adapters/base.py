@@ -99,6 +99,8 @@ class DispatchResult:
     send_sizes: list[int]
     """Rows sent to each ep_rank."""
     receive_sizes: list[int]
+    exchanges_behind: int = 0
+    """Exchanges of the call that come behind that of the rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -189,4 +189,5 @@ def _read_dispatch(dispatcher: Any, result: Any) -> DispatchResult | None:
         row_bytes=int(rows.shape[-1]) * int(rows.element_size()),
         send_sizes=[int(size) for size in sent],
         receive_sizes=[int(size) for size in received],
+        exchanges_behind=1,  # the weights of the rows
     )

@@ -37,8 +37,8 @@ HALVES = (
     ("combine_a", Phase.UNPERMUTE),
     ("combine_b", Phase.COMBINE),
 )
-MOST_CHOICES = 64
-"""Results of one layer's top-k that are remembered."""
+MOST_CHOSEN = 192
+"""Tensors that one layer's top-k gave and that are remembered, some three for each of its results."""
 Add = Callable[[RouteCounter, int, Any], None]
 SHARED_NAMES = ("shared_experts", "shared_expert")
 
@@ -191,14 +191,15 @@ def _counts(
 class _Choice:
     """Counts what a layer's top-k chose; where a model went past it, what the experts are called with.
 
-    By the ids themselves and not by turns: halves of a batch may be routed before either's experts run, and
-    experts may run more than once, or behind another function than their forward.
+    By the tensors themselves and not by turns: halves of a batch may be routed before either's experts run,
+    and experts may run more than once, or behind another function than their forward. By any of them, for a
+    model may append its shared experts to ids and weights (srt/models/qwen2_moe.py) and leave the logits.
     """
 
     def __init__(self, add: Add) -> None:
         self._add = add
         self._chosen: dict[int, weakref.ref[Any]] = {}
-        """Ids that top-k gave in this step, by their identity; not kept alive, for they are the device's."""
+        """What top-k gave in this step, by its identity; not kept alive, for it is the device's memory."""
 
     def _begin(self, counter: RouteCounter, index: int) -> None:
         if not counter.counted(index):
@@ -209,11 +210,10 @@ class _Choice:
     ) -> None:
         """Of forward(hidden_states, router_logits, ..)."""
         self._begin(counter, index)
-        ids = _raw_ids(result)
-        if ids is not None:
-            if len(self._chosen) >= MOST_CHOICES:
+        for tensor in _tensors(result):
+            if len(self._chosen) >= MOST_CHOSEN:
                 del self._chosen[next(iter(self._chosen))]
-            self._chosen[id(ids)] = weakref.ref(ids)
+            self._chosen[id(tensor)] = weakref.ref(tensor)
         _count_ids(self._add, counter, index, args, kwargs, result)
 
     def given(
@@ -221,11 +221,13 @@ class _Choice:
     ) -> None:
         """Of forward(hidden_states, topk_output, ..)."""
         self._begin(counter, index)
-        ids = _raw_ids(_top_k_output(args, kwargs))
-        known = self._chosen.get(id(ids))
-        # The number of one that is gone may be another's by now.
-        if known is None or known() is not ids:
+        if not any(map(self._is_chosen, _tensors(_top_k_output(args, kwargs)))):
             _count_given(self._add, counter, index, args, kwargs, result)
+
+    def _is_chosen(self, tensor: Any) -> bool:
+        known = self._chosen.get(id(tensor))
+        # The number of one that is gone may be another's by now.
+        return known is not None and known() is tensor
 
 
 def _add_all(counter: RouteCounter, index: int, ids: Any) -> None:
@@ -252,9 +254,15 @@ def _top_k_output(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[1] if len(args) > 1 else kwargs.get("topk_output")
 
 
-def _raw_ids(top_k_output: Any) -> Any | None:
-    ids = getattr(top_k_output, "topk_ids", None)
-    return getattr(top_k_output, "packed_topk_ids", None) if ids is None else ids
+def _tensors(top_k_output: Any) -> list[Any]:
+    """Ids, packed or not, and what comes with them; nothing where the kernel chooses them."""
+    ids, *others = (
+        getattr(top_k_output, name, None)
+        for name in ("topk_ids", "packed_topk_ids", "topk_weights", "router_logits")
+    )
+    if ids is None and others[0] is None:
+        return []
+    return [tensor for tensor in (ids, *others) if hasattr(tensor, "shape")]
 
 
 def _ids(top_k_output: Any) -> Any | None:

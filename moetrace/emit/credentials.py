@@ -1,4 +1,4 @@
-"""What the exporter shows to the collector: a bearer token from a file; and what the collector says to it."""
+"""The exporter and its session: the token that it shows to the collector, and what that answers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from moetrace.errors import ConfigError
 
 if TYPE_CHECKING:
     import requests
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+TRACES_PATH = "/v1/traces"
 
 _TLS_REASON = re.compile(r"(certificate verify failed: [\w '.,-]+)")
 _ADVICE = {
@@ -31,16 +34,32 @@ class LastAnswer:
     def __init__(self) -> None:
         self._advice = ""
         self._num_rejected = 0
+        self.status: int = 0
+        """Of the last request; 0 where there was no answer."""
         self.rejection = ""
         """The collector's words about spans of a request that it took without them."""
 
     def note(self, response: requests.Response, *_: Any, **__: Any) -> None:
         """A hook of requests: remember the status, and what of a request that was taken was not."""
-        status = response.status_code
-        self._advice = "" if response.ok else _ADVICE.get(status, f" (it answers HTTP {status})")
+        self.status = status = response.status_code
+        if self.is_elsewhere:
+            place = response.headers.get("Location", "another address").partition("?")[0]
+            self._advice = f" (it answers HTTP {status}, which names {place}: give that as the endpoint)"
+        else:
+            self._advice = "" if response.ok else _ADVICE.get(status, f" (it answers HTTP {status})")
         self._num_rejected = 0
         if response.status_code == HTTPStatus.OK and response.content:
             self._note_partial(response.content)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it was the word to ask at another address, which nobody follows: nothing was taken."""
+        return 300 <= self.status < 400
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether the request was refused for its size: the same one never passes."""
+        return self.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
     def _note_partial(self, body: bytes) -> None:
         # The exporter of opentelemetry does not look at the body: a span that is rejected is sent to it.
@@ -153,6 +172,7 @@ def make_session(config: Config, answers: LastAnswer) -> requests.Session:
 
         def send(self, request: requests.PreparedRequest, **named: Any) -> requests.Response:
             """Note why there is no answer."""
+            answers.status = 0
             try:
                 return super().send(request, **named)
             except requests.exceptions.SSLError as error:
@@ -170,3 +190,24 @@ def make_session(config: Config, answers: LastAnswer) -> requests.Session:
     if config.token_file:
         session.auth = TokenFile(config.token_file)
     return session
+
+
+def make_exporter(config: Config, session: requests.Session | None = None) -> SpanExporter:
+    """OTLP over HTTP with gzip to `config.endpoint`, whether or not that ends with the path of traces.
+
+    What the configuration leaves open (headers, authority, client certificate) the exporter itself takes from
+    OTEL_EXPORTER_OTLP_TRACES_* and OTEL_EXPORTER_OTLP_*.
+    """
+    from opentelemetry.exporter.otlp.proto.http import Compression
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return OTLPSpanExporter(
+        endpoint=config.endpoint.rstrip("/").removesuffix(TRACES_PATH) + TRACES_PATH,
+        headers=config.header_map,
+        certificate_file=config.ca_file or None,
+        client_certificate_file=config.client_certificate or None,
+        client_key_file=config.client_key or None,
+        timeout=config.export_timeout_s,
+        compression=Compression.NoCompression,  # the session does it, quicker
+        session=session or make_session(config, LastAnswer()),
+    )

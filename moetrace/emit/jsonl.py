@@ -103,6 +103,8 @@ def to_json(record: StepRecord, context: RankContext) -> dict[str, Any]:
         "traffic": [
             {"layer": r.layer, "phase": r.phase, "row_bytes": r.row_bytes, "rows": r.rows}
             for r in record.traffic
+            # As on the wire: what other groups exchange has no place in the expert-parallel one's matrix.
+            if len(r.rows) == context.ep_size
         ],
         **_sampled(record),
     }

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -28,7 +28,7 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 
 from moetrace.config import Config
 from moetrace.context import RankContext
-from moetrace.emit.credentials import LastAnswer, make_session
+from moetrace.emit.credentials import LastAnswer, make_exporter, make_session
 from moetrace.emit.exporter_logs import exporter_silenced
 from moetrace.emit.spool import Sent, Spool
 from moetrace.emit.wire import AttributeValue, placement_attributes, span_attributes
@@ -41,11 +41,7 @@ from moetrace_schemas.enums import DropReason
 from moetrace_schemas.identity import placement_span_id, span_id, trace_id
 from moetrace_schemas.wording import count
 
-if TYPE_CHECKING:
-    import requests
-
 logger = logging.getLogger("moetrace")
-TRACES_PATH = "/v1/traces"
 BATCH = 32
 """Records per request."""
 ATTEMPTS = 8
@@ -74,27 +70,6 @@ class Identity(Protocol):
     def model_name(self) -> str:
         """Model name."""
         ...
-
-
-def make_exporter(config: Config, session: requests.Session | None = None) -> SpanExporter:
-    """OTLP over HTTP with gzip to `config.endpoint`, whether or not that ends with the path of traces.
-
-    What the configuration leaves open (headers, authority, client certificate) the exporter itself takes from
-    OTEL_EXPORTER_OTLP_TRACES_* and OTEL_EXPORTER_OTLP_*.
-    """
-    from opentelemetry.exporter.otlp.proto.http import Compression
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
-    return OTLPSpanExporter(
-        endpoint=config.endpoint.rstrip("/").removesuffix(TRACES_PATH) + TRACES_PATH,
-        headers=config.header_map,
-        certificate_file=config.ca_file or None,
-        client_certificate_file=config.client_certificate or None,
-        client_key_file=config.client_key or None,
-        timeout=config.export_timeout_s,
-        compression=Compression.NoCompression,  # the session does it, quicker
-        session=session or make_session(config, LastAnswer()),
-    )
 
 
 class OtlpEmitter:
@@ -130,6 +105,8 @@ class OtlpEmitter:
         self._stop = threading.Event()
         self._deadline = float("inf")
         self._in_flight = 0
+        self._at_once = BATCH
+        """Records of a request: fewer for good, once one was refused for its size."""
         self._batch: list[StepRecord] = []
         """What `_in_flight` counts, where nothing of it was found to be unsendable."""
         self._warned = False
@@ -216,7 +193,7 @@ class OtlpEmitter:
 
     def _take(self) -> list[StepRecord]:
         with self._lock:
-            batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
+            batch = [self._queue.popleft() for _ in range(min(self._at_once, len(self._queue)))]
             self._in_flight = len(batch)
             self._batch = batch
             self._metrics.queue_steps = len(self._queue)
@@ -228,10 +205,16 @@ class OtlpEmitter:
         attempts = ATTEMPTS if self._spool is None else ATTEMPTS_BEFORE_SPOOL
         for attempt in range(attempts):
             # Every other attempt goes without placements: one that is refused must not block the steps.
-            if self._export_both(readable, with_placements=attempt % 2 == 0 or not readable):
+            with_placements = attempt % 2 == 0 or not readable
+            if self._export_both(readable, with_placements=with_placements):
                 self._delivered(self._settle())
                 return
             self._warn_once()
+            if self._are_too_many(readable, with_placements=with_placements):
+                if self._spool is None and len(readable) > 1:
+                    self._put_back()
+                    return
+                break
             pause = backoff * random.uniform(0.5, 1.5)
             if attempt == attempts - 1 or time.monotonic() + pause > self._deadline:
                 break
@@ -250,6 +233,21 @@ class OtlpEmitter:
             self._incomplete |= stopping
             self._metrics.drop(DropReason.SHUTDOWN_DEADLINE if stopping else DropReason.EXPORT_FAILED, lost)
 
+    def _are_too_many(self, steps: list[ReadableSpan], *, with_placements: bool) -> bool:
+        """Whether the steps of the last request made it larger than is taken: half as many from now on."""
+        if not self._answers.is_too_large or (with_placements and self._placements):
+            return False
+        self._at_once = max(1, len(steps) // 2)
+        return True
+
+    def _put_back(self) -> None:
+        """Let the batch in hand be taken again, unless `close` has counted it."""
+        with self._lock:
+            if self._in_flight:
+                self._queue.extendleft(reversed(self._batch))
+                self._in_flight = 0
+                self._metrics.queue_steps = len(self._queue)
+
     def _keep_in_flight(self) -> None:
         """Put the batch in hand on disk, unless `close` has."""
         batch = self._batch
@@ -265,21 +263,31 @@ class OtlpEmitter:
     def _empty(self, spool: Spool) -> None:
         """Send from disk, oldest first, until it is empty or the collector does not take it."""
         while len(spool) and self._spool_retry_at <= time.monotonic() < self._deadline:
-            found = spool.oldest(BATCH)
+            found = spool.oldest(self._at_once)
             readable: list[ReadableSpan] = []
+            bad: list[Exception] = []
             for one in found:
                 try:
                     readable.append(_step_span(one))
                 except Exception as error:  # noqa: BLE001 - one bad record must not block those behind it
-                    self._metrics.drop(DropReason.INTERNAL_ERROR)
-                    self._identity().guard.caught("encode", error)
+                    bad.append(error)
             self._with_placements = not self._with_placements
             if not self._export_both(readable, with_placements=self._with_placements):
                 self._warn_once()
+                if self._are_too_many(readable, with_placements=self._with_placements):
+                    if len(found) == 1:
+                        # Nothing behind it would ever be sent.
+                        spool.sent(1)
+                        self._metrics.drop(DropReason.EXPORT_FAILED)
+                    continue
                 self._spool_backoff = min(self._spool_backoff * 2, LONGEST_BACKOFF_S)
                 self._spool_retry_at = time.monotonic() + self._spool_backoff * random.uniform(0.5, 1.5)
                 return
             spool.sent(len(found))
+            for fault in bad:
+                # Only now: while nothing is taken the same ones are read again and again.
+                self._metrics.drop(DropReason.INTERNAL_ERROR)
+                self._identity().guard.caught("encode", fault)
             self._delivered(len(readable))
             self._metrics.spooled_steps = len(spool)
             self._spool_backoff = FIRST_BACKOFF_S
@@ -372,7 +380,9 @@ class OtlpEmitter:
 
     def _export(self, batch: Sequence[ReadableSpan]) -> bool:
         try:
-            return self._exporter.export(batch) is SpanExportResult.SUCCESS
+            taken = self._exporter.export(batch) is SpanExportResult.SUCCESS
+            # The exporter does not follow a redirection, and calls it a success.
+            return taken and not self._answers.is_elsewhere
         except Exception:  # noqa: BLE001 - exporters raise what their transport raises; all of it means "not sent"
             return False
 

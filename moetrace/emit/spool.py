@@ -12,6 +12,7 @@ collector. Used by the export thread and, at the end, by who closes; never by th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections import deque
@@ -124,10 +125,13 @@ class Spool:
     def _write(self, line: bytes) -> None:
         if not self._may_append or self._files[-1].num_bytes + len(line) > self._file_bytes:
             path = self._directory / f"{self._stem}{self._next_number:010d}.jsonl"
+            # A disk that takes the name and not the line gets the same name again, and not one for each line.
+            with path.open("wb") as stream:
+                stream.write(line)
             self._next_number += 1
-            path.touch()
-            self._files.append(_File(path, 0, 0))
+            self._files.append(_File(path, len(line), 1))
             self._may_append = True
+            return
         file = self._files[-1]
         with file.path.open("ab") as stream:
             stream.write(line)
@@ -142,7 +146,9 @@ class Spool:
         file = self._files.popleft()
         self._num_sent = 0
         self._may_append = self._may_append and bool(self._files)
-        file.path.unlink(missing_ok=True)
+        # What cannot be deleted is sent again by who comes next, as duplicates.
+        with contextlib.suppress(OSError):
+            file.path.unlink()
 
     def _read(self, file: _File, count: int) -> tuple[list[Sent], int]:
         """Records behind those that are sent, and how many unreadable lines stand in front of the first."""

@@ -62,6 +62,7 @@ def dispatch_observer(read: Callable[[Any], Any], layer: int, index: int, guard:
         if dispatch.received_ids is not None and counter is not None and index >= 0 and counter.counts(index):
             counter.add(index, dispatch.received_ids)
         buffer.traffic.append((layer, Phase.DISPATCH, dispatch.row_bytes, dispatch.send_sizes))
+        buffer.behind_payload[layer, Phase.DISPATCH] = dispatch.exchanges_behind
         buffer.traffic.append((layer, Phase.COMBINE, dispatch.row_bytes, dispatch.receive_sizes))
         buffer.local_rows.append((layer, dispatch.received_rows))
 

@@ -3,7 +3,8 @@
 A dispatch that an adapter knows shows its sizes in its result; a wrapped function does not, but the
 `all_to_all_single` inside it is told how many rows go where, as whole numbers on the host: nothing is waited
 for. Of several such exchanges in one call (hidden states, ids, weights, scales) the one with the largest rows
-is the payload; where that goes in several pieces, they add up.
+is the payload; where that goes in several pieces, they add up. An entry of no rows in a step's traffic says
+that there was more than one exchange, so that none of them alone is known by the rows.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ class ExchangeSplits:
         self._tracer = tracer
         self._inside = NOBODY
         """The thread that is in a dispatch or combine of a recorded step."""
-        self._shown: list[Exchanged] = []
-        """By the exchange that runs, or that ended last."""
+        self._shown: list[Exchanged | None] = []
+        """By the all-to-alls of the exchange that runs, or that ended last; None by those that do not say."""
+        self._shown_in = NOBODY
+        """The thread of that exchange; one that another thread runs beside it is not looked at."""
         self._row_bytes: dict[tuple[int, Phase], tuple[int, int]] = {}
         """Step, and bytes of a row in it: rows of two sizes in one step cannot be added up."""
 
@@ -68,7 +71,7 @@ class ExchangeSplits:
         def watched(*args: Any, **kwargs: Any) -> Any:
             if compiling() or not active or self._tracer.buffer is None or self._inside != NOBODY:
                 return exchange(*args, **kwargs)
-            self._inside = threading.get_ident()
+            self._inside = self._shown_in = threading.get_ident()
             self._shown = []
             try:
                 return exchange(*args, **kwargs)
@@ -90,9 +93,7 @@ class ExchangeSplits:
         active = True
 
         def look_at(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            found = exchanged(parameters.bind(*args, **kwargs).arguments)
-            if found is not None:
-                self._shown.append(found)
+            self._shown.append(exchanged(parameters.bind(*args, **kwargs).arguments))
 
         @functools.wraps(collective)
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -110,8 +111,10 @@ class ExchangeSplits:
         """Notes the rows of a wrapped exchange that has just ended."""
 
         def note(buffer: StepBuffer) -> None:
+            if self._shown_in != threading.get_ident():
+                return
             shown, self._shown = self._shown, []
-            if shown and not _recomputed():
+            if any(shown) and not _recomputed():
                 self._note(buffer, layer, phase, shown)
 
         def observe(buffer: StepBuffer, args: tuple[Any, ...], result: Any) -> None:
@@ -119,19 +122,23 @@ class ExchangeSplits:
 
         return observe
 
-    def _note(self, buffer: StepBuffer, layer: int, phase: Phase, shown: list[Exchanged]) -> None:
-        row_bytes = max(one.row_bytes for one in shown)
-        payload = [one for one in shown if one.row_bytes == row_bytes]
+    def _note(self, buffer: StepBuffer, layer: int, phase: Phase, shown: list[Exchanged | None]) -> None:
+        row_bytes = max(one.row_bytes for one in shown if one is not None)
+        payload = [one for one in shown if one is not None and one.row_bytes == row_bytes]
         ranks = self._tracer.context.ep_size
         # Of another group than the expert-parallel one, it has no place in that one's matrix.
         if ranks < 2 or any(len(one.sent) != ranks for one in payload):
             return
         known = self._row_bytes.get((layer, phase))
         if known is not None and known[0] == buffer.step and known[1] != row_bytes:
+            buffer.traffic.append((layer, phase, known[1], [0] * ranks))
             return
         self._row_bytes[(layer, phase)] = buffer.step, row_bytes
         sent = [sum(rows) for rows in zip(*(one.sent for one in payload), strict=True)]
         buffer.traffic.append((layer, phase, row_bytes, sent))
+        if len(payload) > 1 or shown[-1] is not payload[0]:
+            # Rows of a call stand at its last all-to-all: where that is another, or a piece, at none.
+            buffer.traffic.append((layer, phase, row_bytes, [0] * ranks))
         if phase is Phase.DISPATCH:
             buffer.local_rows.append((layer, sum(one.received_rows for one in payload)))
 
@@ -162,8 +169,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
 
 def _recomputed() -> bool:
     """Whether activation recompute runs: it repeats times, and its rows were counted."""
-    import torch
-
+    from moetrace.instrument.autograd_state import graph_task
     from moetrace.instrument.routing import is_recompute
 
-    return is_recompute(torch._C._current_graph_task_id)
+    return is_recompute(graph_task)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from moetrace.errors import ConfigError, check_whole
-from moetrace.instrument.patches import mark_of
+from moetrace.instrument.patches import WrapperMark, mark_of
 from moetrace.instrument.phases import check_layer
 from moetrace.instrument.wrap import Observer, timed
 from moetrace.record.sites import Role, Site
@@ -58,6 +59,9 @@ def wrap_parts(
     num_experts: int | None,
 ) -> SimpleNamespace:
     """The wrapped callables under the names they came with; parts that are wrapped already stay so."""
+    layer = check_layer(layer)
+    if num_experts is not None:
+        num_experts = check_whole("num_experts", num_experts)
     installer.functions.hook_collectives()
     result = SimpleNamespace()
     for name, function in callables.items():
@@ -73,8 +77,11 @@ def _wrap_part(
 ) -> Any:
     role, phase = PARTS[name]
     is_module = hasattr(function, "forward") and hasattr(function, "named_modules")
-    if mark_of(vars(function).get("forward") if is_module else function):
-        return function
+    if mark := mark_of(vars(function).get("forward") if is_module else function):
+        if not _has_ended(mark):
+            return function
+        while mark := mark_of(function):
+            function = mark.function
     if name in ("dispatch", "combine") and layer is not None:
         observe = installer.placing.splits.observer(layer, phase)
     site = installer.tracer.sites.add(Site(role, phase, layer, f"wrap.{name}[{layer}]", alone=True))
@@ -87,10 +94,19 @@ def _wrap_part(
 
     if not is_module:
         installer.loose_sites.append(site)
-        return make(function)
+        wrapped = make(function)
+        if mark := mark_of(wrapped):
+            mark.made_for = weakref.ref(installer.tracer)
+        return wrapped
     installer.hand_written.replace(function, "forward", make)
     installer.hand_written.sites[site] = (function, "forward")
     return function
+
+
+def _has_ended(mark: WrapperMark) -> bool:
+    """Whether it is a function that was wrapped for a tracer which records nothing any more."""
+    tracer = mark.made_for() if mark.made_for is not None else None
+    return mark.made_for is not None and (tracer is None or tracer.closed)
 
 
 def _device_of(callables: Mapping[str, Any]) -> Any:

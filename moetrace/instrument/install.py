@@ -186,7 +186,8 @@ class Installer:
             self.tracer.kind.models.discard(entry.model)
         if model is None:
             self.hand_written.restore()
-        self._leave_shared()
+        if model is None or not self.loose_sites:
+            self._leave_shared()
 
     def _leave_shared(self) -> None:
         """Put callables of frameworks back, once nothing is instrumented that needs them."""

@@ -10,6 +10,7 @@ it was made for, and a copy that kept it would compute with the original's weigh
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MethodType, ModuleType
@@ -31,6 +32,8 @@ class WrapperMark:
     """The callable underneath."""
     make_passive: Callable[[], None]
     retired: bool = False
+    made_for: weakref.ref[Any] | None = None
+    """The tracer whose `wrap` returned it: nobody can put it back when that tracer ends."""
 
     def retire(self) -> None:
         """Turn the wrapper into a pass-through for good."""

@@ -15,17 +15,18 @@ HIGHEST_LAYER = 32_767
 """The wire's layer column is an int16."""
 
 
-def check_layer(layer: int | None) -> None:
-    """Refuse a layer number that the wire cannot hold.
+def check_layer(layer: int | None) -> int | None:
+    """A layer number that the wire can hold, as Python's own; None for none.
 
     Raises:
         ConfigError: it is none, or out of range.
     """
     if layer is None:
-        return
-    check_whole("layer", layer)
-    if not 0 <= layer <= HIGHEST_LAYER:
+        return None
+    number = check_whole("layer", layer)
+    if not 0 <= number <= HIGHEST_LAYER:
         raise ConfigError(f"layer={layer}: 0 to {HIGHEST_LAYER} expected")
+    return number
 
 
 def phase_site(phase: Phase | str, layer: int | None) -> Site:
@@ -34,7 +35,7 @@ def phase_site(phase: Phase | str, layer: int | None) -> Site:
     Raises:
         ConfigError: no such phase, or a layer out of range.
     """
-    check_layer(layer)
+    layer = check_layer(layer)
     try:
         known = Phase(phase)
     except ValueError:

@@ -124,7 +124,7 @@ def top_forward(
                 counter.padding = before
 
     def unrecorded(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # Nothing is computed, and what would be recorded became part of the program.
+        # It runs for its ops alone, and what would be recorded became part of the program.
         buffer, owner.buffer = owner.buffer, None
         try:
             return forward(*args, **kwargs)

@@ -43,6 +43,26 @@ def graphs_compiled() -> int:
     return counters["stats"]["unique_graphs"] if counters else 0
 
 
+def _exporting(torch: Any) -> Callable[[], bool]:
+    """What asks torch whether a call runs for its ops alone."""
+    is_exporting = getattr(torch.compiler, "is_exporting", None) or torch.compiler.is_compiling
+    is_scripting = getattr(torch.jit, "is_tracing", _never)
+    count_modes = getattr(torch._C, "_len_torch_dispatch_stack", _never)
+
+    def exporting() -> bool:
+        return is_exporting() or is_scripting() or (count_modes() > 0 and _is_seen_by_proxies())
+
+    return exporting
+
+
+def _is_seen_by_proxies() -> bool:
+    """Whether make_fx follows the running call; where torch does not say, it does not."""
+    try:
+        return sys.modules["torch.fx.experimental.proxy_tensor"].get_proxy_mode() is not None
+    except (KeyError, AttributeError, AssertionError):
+        return False
+
+
 _waiting: list[TorchState] = []
 """States of wrappers that were made before the process imported torch."""
 
@@ -82,8 +102,8 @@ class TorchState:
     compiling: Callable[[], bool]
     """Whether torch.compile is tracing this frame."""
     exporting: Callable[[], bool]
-    """Whether torch.export runs this call, with fake tensors, to see its ops; asked only where `compiling` is
-    not true: Dynamo of torch 2.10 and 2.11 takes it for true whatever it traces."""
+    """Whether torch.export, torch.jit.trace or make_fx runs this call to see its ops; asked only where
+    `compiling` is not true: Dynamo of torch 2.10 and 2.11 takes it for true whatever it traces."""
     graph_task: Callable[[], int]
     """The autograd graph task that runs on this thread, or -1."""
     grad_enabled: Callable[[], bool]
@@ -125,7 +145,7 @@ class TorchState:
         # The older name says the same of what Dynamo traces.
         compiler: Any = torch.compiler
         self.compiling = getattr(compiler, "is_dynamo_compiling", None) or compiler.is_compiling
-        self.exporting = getattr(compiler, "is_exporting", None) or compiler.is_compiling
+        self.exporting = _exporting(torch)
         self.grad_enabled = torch.is_grad_enabled
         self.stop_recompute = getattr(checkpoint, "_StopRecomputationError", _Unraised)
         from moetrace.instrument import autograd_state, compiled

@@ -40,6 +40,7 @@ class StepBuffer:
     __slots__ = (
         "arrivals",
         "backward",
+        "behind_payload",
         "capacity",
         "cohort",
         "compiled_graphs",
@@ -83,6 +84,8 @@ class StepBuffer:
         # A moetrace.instrument.backward.BackwardMarks, or None where backward is not recorded.
         self.backward: Any = None
         self.traffic: list[tuple[int | None, str, int, list[int]]] = []
+        self.behind_payload: dict[tuple[int, str], int] = {}
+        """(layer, phase) -> exchanges of its calls that come behind that of the rows."""
         self.local_rows: list[tuple[int | None, int]] = []
         self.in_flight: dict[int, int] = {}
         """Handle of a launched exchange -> its ticket, oldest first."""
@@ -138,6 +141,7 @@ class StepBuffer:
         self.start_mark = -1
         self.end_mark = -1
         self.traffic.clear()
+        self.behind_payload.clear()
         self.local_rows.clear()
 
     def note_mode(self, mode: ForwardMode) -> None:

@@ -66,7 +66,7 @@ def build_record(
         start_unix_ns=buffer.start_unix_ns if placed is None else placed.unix_ns,
         anchor_error_ns=-1 if placed is None else placed.error_ns,
         duration_ns=end - start,
-        phases=_with_rows(phases, traffic, _local_rows(buffer)),
+        phases=_with_rows(phases, traffic, buffer),
         experts=settled.experts,
         traffic=traffic,
         violations=settled.violations,
@@ -95,6 +95,12 @@ def _local_rows(buffer: StepBuffer) -> dict[int, int]:
     return totals
 
 
+def _exchanged_once(buffer: StepBuffer) -> frozenset[tuple[int, str]]:
+    """(layer, phase) of exchanges that ran once; of hand-written code nothing else may tell its passes."""
+    calls = Counter((layer or 0, phase) for layer, phase, *_ in buffer.traffic)
+    return frozenset(key for key, count in calls.items() if count == 1)
+
+
 def _summed(traffic: Iterable[TrafficRecord]) -> tuple[TrafficRecord, ...]:
     """One record per (layer, phase): several forwards of one step add up."""
     sums: dict[tuple[int, Phase, int], list[int]] = {}
@@ -109,32 +115,36 @@ def _summed(traffic: Iterable[TrafficRecord]) -> tuple[TrafficRecord, ...]:
 
 
 def _with_rows(
-    phases: tuple[PhaseRow, ...], traffic: tuple[TrafficRecord, ...], local_rows: dict[int, int]
+    phases: tuple[PhaseRow, ...], traffic: tuple[TrafficRecord, ...], buffer: StepBuffer
 ) -> tuple[PhaseRow, ...]:
-    """Rows and bytes of the payload exchange (the last of a layer's dispatches) and of the GEMM.
+    """Rows and bytes of the payload exchange and of the GEMM.
 
+    The payload is the last of a layer's dispatches, but for those that its framework sends behind it.
     Traffic is that of the forward pass; activation recompute repeats its times, not its counts. Where
     a layer ran several times in the step (several forwards), rows cannot be told apart by pass here
     and stay unknown.
     """
+    once, local_rows = _exchanged_once(buffer), _local_rows(buffer)
     if not traffic and not local_rows:
         return phases
     sent = {(item.layer, item.phase): (sum(item.rows), sum(item.rows) * item.row_bytes) for item in traffic}
-    exchange: dict[tuple[int, Phase], int] = {}
+    exchanges: dict[tuple[int, Phase], list[int]] = {}
     gemms: dict[int, list[int]] = {}
     passes: dict[int, int] = {}
     for index, row in enumerate(phases):
         if row.direction is not Direction.FORWARD:
             continue
         if row.flags & _BARRIER:
-            exchange[(row.layer, row.phase)] = index
+            exchanges.setdefault((row.layer, row.phase), []).append(index)
         elif row.phase is Phase.ROUTER:
             passes[row.layer] = passes.get(row.layer, 0) + 1
         elif row.phase is Phase.EXPERT_GEMM:
             gemms.setdefault(row.layer, []).append(index)
     rows = list(phases)
-    for key, index in exchange.items():
-        if key in sent and passes.get(key[0], 1) == 1:
+    for key, indices in exchanges.items():
+        behind = buffer.behind_payload.get(key, 0)
+        if key in sent and key in once and passes.get(key[0], 1) == 1 and behind < len(indices):
+            index = indices[-1 - behind]
             rows[index] = rows[index]._replace(rows=sent[key][0], bytes=sent[key][1])
     for layer, indices in gemms.items():
         if layer in local_rows and passes.get(layer, 1) == 1 and len(indices) == 1:

@@ -258,6 +258,12 @@ def report(traced: Traced, **facts: Any) -> None:
         "graph_breaks": traced.graph_breaks,
         "graphs": graphs_compiled(),
         "traffic": [(t.layer, t.phase, t.row_bytes, list(t.rows)) for t in record.traffic],
+        # Rows of each exchange in the forward, -1 where they are not known.
+        "exchanged": [
+            (row.layer, row.phase, row.rows)
+            for row in record.phases
+            if row.flags & RowFlag.BARRIER and row.direction is Direction.FORWARD
+        ],
         "kinds": sorted({row.kind for row in record.experts}),
         **facts,
     }

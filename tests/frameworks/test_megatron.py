@@ -69,3 +69,15 @@ def _check_traffic(found: list[dict[str, object]]) -> None:
     for layer in (0, 1):
         for one, other in ((0, 1), (1, 0)):
             assert sent[one][layer, "dispatch"][other] == sent[other][layer, "combine"][one]
+    # Counts are gathered in front of the rows, and weights are sent behind them.
+    for rank, moved in zip(found, sent, strict=True):
+        assert rank["exchanged"] == [
+            [layer, phase, rows]
+            for layer in (0, 1)
+            for phase, rows in (
+                ("dispatch", -1),
+                ("dispatch", sum(moved[layer, "dispatch"])),
+                ("dispatch", -1),
+                ("combine", sum(moved[layer, "combine"])),
+            )
+        ]

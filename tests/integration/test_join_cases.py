@@ -79,6 +79,11 @@ def test_counts_that_waited_for_their_map_come_to_the_others(told: dict[str, dic
     }
 
 
+def test_counts_that_are_zero_throughout_wait_for_nothing(told: dict[str, Any]) -> None:
+    """They have no row where they would be written to, so they are not looked for at each start of a join."""
+    assert told["nothing_dropped"] == {"turns": [1, 0], "marked": [[0]]}
+
+
 def test_a_minute_is_rolled_up_again_when_rows_come_behind_a_verdict(told: dict[str, dict[str, Any]]) -> None:
     """Also rows that a collector has had for so long that no roll-up looks for them."""
     assert told["rolled_up"] == {"turns": [1, 0], "minutes": [[[1]], [[2]]]}

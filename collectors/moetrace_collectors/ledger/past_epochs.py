@@ -10,13 +10,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from moetrace_collectors.ledger import past_queries as queries
 from moetrace_collectors.ledger.chain import LedgerRow
 from moetrace_collectors.ledger.client_store import ClientLedgerStore
 from moetrace_collectors.ledger.judge import CONFIDENCE, MAX_STEPS, SETTLE_STEPS, PastEpoch, Sample
+from moetrace_collectors.ledger.transition import part_of
 from moetrace_collectors.store_questions import Ask, in_questions
 
 NO_END = 2**63
@@ -52,10 +52,16 @@ def read_past(ledger: ClientLedgerStore, ask: Ask, run_id: str) -> Past | None:
 def _is_judged(ledger: ClientLedgerStore, applied: LedgerRow) -> bool:
     """Whether a judge that looks as a change runs has said what it is; people have another confidence."""
     return any(
-        row.sequence > applied.sequence
-        and json.loads(row.document).get("thresholds", {}).get("confidence") == CONFIDENCE
+        row.sequence > applied.sequence and _confidence(row) == CONFIDENCE
         for row in ledger.judged(applied.run_id, applied.version)
     )
+
+
+def _confidence(judged: LedgerRow) -> object:
+    try:
+        return part_of(judged, "thresholds").get("confidence")
+    except ValueError:
+        return None  # changed by somebody, which `moetrace placement verify` says
 
 
 def _read(ask: Ask, run_id: str, applied: LedgerRow, *, end: int, settles: bool) -> PastEpoch | None:

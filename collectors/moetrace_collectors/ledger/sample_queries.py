@@ -53,6 +53,7 @@ INNER JOIN
 (
     SELECT step, toString(forward_mode) AS mode, step_ns
     FROM {_read("step_verdicts")} AND warmup = 0 AND empty(missing_ranks)
+        AND (step_ns > 0 OR notEmpty({{ranks:Array(UInt32)}}))
 ) AS v ON v.step = r.step
 LEFT JOIN
 (
@@ -86,6 +87,9 @@ ORDER BY step DESC
 LIMIT {{limit:UInt64}} BY forward_mode
 """
 
-PARTIAL = f"""
-SELECT count() AS steps FROM {_read("step_verdicts")} AND warmup = 0 AND notEmpty(missing_ranks)
+LEFT_OUT = f"""
+SELECT countIf(notEmpty(missing_ranks)) AS partial, countIf(empty(missing_ranks) AND step_ns <= 0) AS unjudged
+FROM {_read("step_verdicts")} AND warmup = 0
 """
+"""Steps that are in no figure: without some ranks, and, but for pools of ranks, without a length, as where
+they were not judged."""

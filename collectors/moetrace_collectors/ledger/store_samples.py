@@ -79,8 +79,13 @@ def read_side(
     by_mode: dict[str, list[Row]] = {}
     for row in reversed(settled):
         by_mode.setdefault(str(row["forward_mode"]), []).append(row)
-    partial = int(store.rows(queries.PARTIAL, {"run": run_id})[0]["steps"])
-    notes = [f"run {run_id}: {count(partial, 'step')} without some ranks, in no figure"] if partial else []
+    [left_out] = store.rows(queries.LEFT_OUT, {"run": run_id})
+    reasons = {"some ranks": int(left_out["partial"]), "a length": 0 if ranks else int(left_out["unjudged"])}
+    notes = [
+        f"run {run_id}: {count(number, 'step')} without {what}, in no figure"
+        for what, number in reasons.items()
+        if number
+    ]
     return Side(
         label=label,
         version=version,

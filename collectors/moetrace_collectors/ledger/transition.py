@@ -241,15 +241,32 @@ def mapping_of(row: LedgerRow) -> PlacementMap:
     Raises:
         ValueError: the document is not what such a row holds.
     """
-    told = json.loads(row.document).get("placement")
-    if not isinstance(told, dict):
-        raise ValueError(f"ledger row {row.sequence} of run {row.run_id} holds no placement")
-    return PlacementMap(
-        layers=tuple(told["layers"]),
-        physical_to_logical=tuple(tuple(slots) for slots in told["physical_to_logical"]),
-        num_experts=told["experts"],
-        num_ranks=told["ranks"],
-    )
+    told = part_of(row, "placement")
+    try:
+        return PlacementMap(
+            layers=tuple(told["layers"]),
+            physical_to_logical=tuple(tuple(slots) for slots in told["physical_to_logical"]),
+            num_experts=told["experts"],
+            num_ranks=told["ranks"],
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"ledger row {row.sequence} of run {row.run_id} holds no placement") from error
+
+
+def part_of(row: LedgerRow, name: str) -> dict[str, Any]:
+    """A named part of a row's document.
+
+    Raises:
+        ValueError: there is none: somebody has changed the row.
+    """
+    try:
+        document = json.loads(row.document)
+    except ValueError as error:
+        raise ValueError(f"ledger row {row.sequence} of run {row.run_id} is no JSON: {error}") from error
+    part = document.get(name) if isinstance(document, dict) else None
+    if not isinstance(part, dict):
+        raise ValueError(f"ledger row {row.sequence} of run {row.run_id} holds no {name}")
+    return part
 
 
 def overlay(before: PlacementMap | None, after: PlacementMap) -> PlacementMap:

@@ -147,7 +147,7 @@ LIMIT {{limit:UInt64}}
 
 STEP_TIME = f"""
 SELECT count() AS steps, quantileExact(0.5)(step_ns) AS median_ns
-FROM {_read("step_verdicts")} AND {_MODE} AND {_EPOCH} AND warmup = 0
+FROM {_read("step_verdicts")} AND {_MODE} AND {_EPOCH} AND warmup = 0 AND step_ns > 0
 """
 
 COACTIVATION = f"""

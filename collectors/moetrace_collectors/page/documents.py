@@ -5,10 +5,9 @@ Durations are integer nanoseconds. What is long comes as rows of numbers beside 
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from moetrace_collectors.counted_steps import counted_steps
@@ -143,16 +142,16 @@ def _modes(steps: Iterable[StepRow]) -> list[dict[str, Any]]:
             by_mode[str(row.forward_mode)].append(row)
     modes = []
     for mode, rows in sorted(by_mode.items()):
-        lengths = sorted(row.step_ns for row in rows)
-        phases = {phase: round(median(row.phase_ns.get(phase, 0) for row in rows)) for phase in Phase}
         summary = summarise(rows)
         modes.append(
             {
                 "forward_mode": mode,
                 "steps": len(rows),
-                "median_ns": round(median(lengths)),
-                "p95_ns": lengths[math.ceil(0.95 * len(lengths)) - 1],
-                "phase_median_ns": {str(phase): value for phase, value in phases.items() if value},
+                "median_ns": summary.step_median_ns,
+                "p95_ns": summary.step_p95_ns,
+                "phase_median_ns": {
+                    str(phase): value for phase, value in summary.phase_median_ns.items() if value
+                },
                 "headline": summary.headline,
                 "remark": summary.remark,
                 "next_steps": list(summary.next_steps),

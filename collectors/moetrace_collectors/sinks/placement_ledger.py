@@ -21,6 +21,7 @@ from moetrace_collectors.ledger.comparison import Comparison
 from moetrace_collectors.ledger.comparison_document import comparison_document
 from moetrace_collectors.ledger.judge import ChangeJudge
 from moetrace_collectors.ledger.recorder import Outcome, Recorder
+from moetrace_collectors.ledger.transition import part_of
 from moetrace_collectors.model import PlacementReport, RankStep
 from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import StepResult
@@ -254,4 +255,4 @@ class LedgerSink:
 
 
 def _count_ids(row: LedgerRow) -> CountIds:
-    return CountIds(json.loads(row.document)["terms"]["count_ids"])
+    return CountIds(part_of(row, "terms")["count_ids"])

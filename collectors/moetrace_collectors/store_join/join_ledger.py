@@ -6,7 +6,7 @@ written once. Announcements are in the ledger already: the collectors wrote them
 
 from __future__ import annotations
 
-import json
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -18,15 +18,19 @@ from moetrace_collectors.ledger.client_store import ClientLedgerStore
 from moetrace_collectors.ledger.epochs import EpochMap, epoch_map
 from moetrace_collectors.ledger.judge import ChangeJudge
 from moetrace_collectors.ledger.past_epochs import read_past
+from moetrace_collectors.ledger.transition import part_of
 from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import StepResult
 from moetrace_collectors.sinks.placement_ledger import LedgerSink
+from moetrace_collectors.store import first_line
 from moetrace_collectors.store_questions import Ask
 from moetrace_schemas.enums import PlacementEvent
 from moetrace_schemas.placement import PlacementTerms
 
 MAX_TERMS = 256
 """(run, version) whose terms are known to be told."""
+
+logger = logging.getLogger(__name__)
 
 
 class JoinLedger:
@@ -122,7 +126,11 @@ class JoinLedger:
         ]
         if not announced:
             return  # it may still come, through another collector
-        self._judge.announce(run_id, version, _terms(announced[-1]))
+        try:
+            self._judge.announce(run_id, version, _terms(announced[-1]))
+        except (TypeError, ValueError) as error:
+            # Changed by somebody: it must hold up no step, and is judged as if nothing had been said.
+            logger.warning("the terms of run %s, version %d: %s", run_id, version, first_line(error))
         self._has_terms[key] = None
         if len(self._has_terms) > MAX_TERMS:
             self._has_terms.popitem(last=False)
@@ -130,7 +138,7 @@ class JoinLedger:
 
 def _terms(row: LedgerRow) -> PlacementTerms:
     """What a judge needs of the terms of an announcement."""
-    told = json.loads(row.document).get("terms", {})
+    told = part_of(row, "terms")
     default = PlacementTerms()
     # The ledger says of every row where to go back to; where nobody did, it is the version before.
     rollback = row.rollback_version if row.rollback_version != row.previous_version else None

@@ -142,6 +142,7 @@ UNTOLD = """
 SELECT DISTINCT step
 FROM {database:Identifier}.unfolded_expert_loads
 WHERE run_id = {run:String} AND step IN {steps:Array(UInt64)}
+  AND (count != 0 OR count_kind IN ('routed', 'received'))
   AND (step, rank, microbatch, layer, count_kind) GLOBAL NOT IN
   (
       SELECT step, rank, microbatch, layer, count_kind
@@ -149,7 +150,8 @@ WHERE run_id = {run:String} AND step IN {steps:Array(UInt64)}
       WHERE run_id = {run:String} AND step IN {steps:Array(UInt64)}
   )
 """
-"""Steps with counts that `expert_loads` has not. GLOBAL: the inner rows of all shards, on each shard."""
+"""Steps with counts that `expert_loads` has not; zeros of other kinds have no row there either. GLOBAL: the
+inner rows of all shards, on each shard."""
 
 WAITING = """
 SELECT DISTINCT run_id, step

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 from moetrace_collectors.store_clock import HOUR_MS
 from moetrace_collectors.store_join import queries
@@ -29,6 +29,8 @@ WRITTEN_EVERY_MS = 300_000
 """Between two looks by the clocks of the collectors, ms."""
 WRITTEN_BEFORE_MS = 60_000
 """How old rows are then at least, ms: a collector that joins writes its verdicts behind them."""
+
+_Step = TypeVar("_Step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,16 +219,30 @@ def in_batches(closed: Sequence[ClosedStep], *, steps: int, records: int) -> lis
         steps: in one batch at most.
         records: rank steps in one batch at most, but for a step that has more by itself.
     """
-    by_run: dict[str, list[list[ClosedStep]]] = {}
-    left: dict[str, int] = {}
+    by_run: dict[str, list[tuple[ClosedStep, int]]] = {}
     for step in closed:
-        batches = by_run.setdefault(step.run_id, [])
-        if not batches or len(batches[-1]) == steps or left[step.run_id] < step.num_records:
-            batches.append([])
-            left[step.run_id] = records
-        batches[-1].append(step)
-        left[step.run_id] -= step.num_records
-    return [batch for turn in zip_longest(*by_run.values()) for batch in turn if batch is not None]
+        by_run.setdefault(step.run_id, []).append((step, step.num_records))
+    batches = [in_pieces(of_run, steps=steps, records=records) for of_run in by_run.values()]
+    return [batch for turn in zip_longest(*batches) for batch in turn if batch is not None]
+
+
+def in_pieces(sized: Iterable[tuple[_Step, int]], *, steps: int, records: int) -> list[list[_Step]]:
+    """Steps in their order, cut after so many steps or rank steps, but for one that has more by itself.
+
+    Args:
+        sized: steps, as anything, with the number of their rank steps.
+        steps: in one piece at most.
+        records: rank steps in one piece at most.
+    """
+    pieces: list[list[_Step]] = []
+    left = 0
+    for step, num_records in sized:
+        if not pieces or len(pieces[-1]) == steps or left < num_records:
+            pieces.append([])
+            left = records
+        pieces[-1].append(step)
+        left -= num_records
+    return pieces
 
 
 def _key(row: Mapping[str, Any]) -> StepKey:

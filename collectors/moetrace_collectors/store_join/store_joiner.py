@@ -40,6 +40,7 @@ from moetrace_collectors.store_join.rank_rows import StoredRows, rank_steps_of_r
 from moetrace_collectors.store_join.step_finder import (
     StepFinder,
     in_batches,
+    in_pieces,
 )
 from moetrace_collectors.store_questions import StepKey, in_questions
 from moetrace_collectors.summary import layer_loads
@@ -50,6 +51,9 @@ STEPS_AT_ONCE = 16
 RECORDS_AT_ONCE = 512
 """Steps, and rank steps of them, read and written together; bounds memory: a rank step of 60 layers takes
 some 100 KB as it is read."""
+RECORDS_COMPARED = 8_192
+"""Rank steps of which one question compares what is counted with what is told: some 100 bytes of the store's
+memory for each of their layers and kinds."""
 COUNTS = {"experts": queries.EXPERTS, "unfolded": queries.UNFOLDED}
 PARTS = {
     **COUNTS,
@@ -159,7 +163,11 @@ class StoreJoiner:
         self._go_on = go_on
         self._num_written = 0
         with store_answers(), suppress(_TurnEndsError):
-            self._turn()
+            try:
+                self._turn()
+            except MemoryError as error:
+                # What is judged is kept, and the rest found again.
+                raise UsageError("no memory for this turn of the join") from error
         return self._num_written
 
     def _turn(self) -> None:
@@ -239,9 +247,14 @@ class StoreJoiner:
 
     def _tell_counts(self, run_id: str, steps: list[int]) -> None:
         """Write counts that `expert_loads` has not, and have their minutes rolled up again."""
-        untold = self._steps(queries.UNTOLD, run_id, steps) if steps else []
-        for start in range(0, len(untold), STEPS_AT_ONCE):
-            by_step = self._of_steps(run_id, untold[start : start + STEPS_AT_ONCE], COUNTS)
+        there = self._rows(queries.STEPS, {"run": run_id, "steps": steps}) if steps else []
+        sizes = {int(row["step"]): int(row["records"]) for row in there}
+        untold: list[int] = []
+        for asked in in_pieces(sorted(sizes.items()), steps=len(sizes), records=RECORDS_COMPARED):
+            untold += self._steps(queries.UNTOLD, run_id, asked)
+        sized = ((step, sizes[step]) for step in untold)
+        for together in in_pieces(sized, steps=STEPS_AT_ONCE, records=RECORDS_AT_ONCE):
+            by_step = self._of_steps(run_id, together, COUNTS)
             maps = self._maps([one for ones in by_step.values() for one in ones])
             late = {
                 step: made
@@ -341,14 +354,16 @@ class StoreJoiner:
     def _counts(self, run_id: str, late: Mapping[int, Sequence[RankStep]]) -> list[TableColumns]:
         """Rows of `expert_loads`, of all steps together where that works."""
         late = {step: ones for step, ones in late.items() if ones}
+        made: list[TableColumns | None]
         try:
-            return [expert_loads([one for ones in late.values() for one in ones])] if late else []
+            made = [expert_loads([one for ones in late.values() for one in ones])] if late else []
         except Exception:  # noqa: BLE001 - each alone says what is wrong
-            alone = [
+            made = [
                 self._guarded(run_id, step, partial(expert_loads, ones), table="expert_loads")
                 for step, ones in late.items()
             ]
-            return [rows for rows in alone if rows is not None]
+        # Of counts that are all zero there may be no row.
+        return [rows for rows in made if rows is not None and len(rows)]
 
     def _render(self) -> None:
         """Make the rows of what is judged."""

@@ -19,8 +19,8 @@ SELECT
     max(world_size) AS ranks, arraySort(groupUniqArray(toString(forward_mode))) AS modes,
     countIf(warmup = 0 AND evidence = 'clear') AS num_clear,
     countIf(warmup = 0 AND evidence = 'ambiguous') AS num_ambiguous,
-    quantileExactIf(0.5)(step_ns, warmup = 0) AS median_ns,
-    quantileExactIf(0.95)(step_ns, warmup = 0) AS p95_ns
+    quantileExactIf(0.5)(step_ns, warmup = 0 AND step_ns > 0) AS median_ns,
+    quantileExactIf(0.95)(step_ns, warmup = 0 AND step_ns > 0) AS p95_ns
 FROM {database:Identifier}.step_verdicts FINAL
 WHERE {run:String} = '' OR run_id = {run:String}
 GROUP BY run_id

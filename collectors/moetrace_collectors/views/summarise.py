@@ -61,12 +61,12 @@ def summarise(steps: Sequence[StepRow], *, goes_on: bool = False) -> Summary:
     recurring = () if outstanding else _recurring(places)
     incomparable = _incomparable(counted)
     evidence = Counter(row.evidence for row in counted)
-    phase_median_ns = _phase_medians(counted)
     partial_steps = sum(bool(row.missing_ranks) for row in counted)
     missing = _missing(counted, MISSING_STEPS if goes_on else MISSING_AT_END_STEPS)
     unjudged = _unjudged(counted)
     # A step without a verdict has no length, which is not a length of zero.
     judged = [row for row in counted if row.step_ns > 0]
+    phase_median_ns = _phase_medians(judged)
     durations = sorted(row.step_ns for row in judged)
     return Summary(
         headline=write_headline(
@@ -204,11 +204,11 @@ def _unjudged(counted: Sequence[StepRow]) -> Unjudged | None:
     return None
 
 
-def _phase_medians(counted: Sequence[StepRow]) -> dict[Phase, int]:
+def _phase_medians(judged: Sequence[StepRow]) -> dict[Phase, int]:
     return {
-        phase: _median(row.phase_ns.get(phase, 0) for row in counted)
+        phase: _median(row.phase_ns.get(phase, 0) for row in judged)
         for phase in Phase
-        if any(row.phase_ns.get(phase) for row in counted)
+        if any(row.phase_ns.get(phase) for row in judged)
     }
 
 

@@ -27,6 +27,8 @@ def _loads(columns: str, kind: str, more: str = "") -> str:
 
 
 _VERDICTS_WHERE = f"{_MODE} AND $__timeFilter(step_time) AND warmup = 0"
+_JUDGED_WHERE = f"{_VERDICTS_WHERE} AND step_ns > 0"
+"""Steps that have a length: one without a verdict has none."""
 _STEP = f"""if('${{step}}' = '',
        (SELECT argMax(step, step_ns) FROM {_filtered("step_verdicts", "step, step_ns", _VERDICTS_WHERE)}),
        toUInt64OrZero('${{step}}'))"""
@@ -140,7 +142,7 @@ PLACEMENTS = SqlQuery(
     sql=f"""SELECT toString(r.placement_version) AS placement, v.forward_mode AS forward_mode,
        min(v.step_time) AS first_step, toString(count()) AS steps,
        quantile(0.5)(v.step_ns) / 1e9 AS p50, quantile(0.95)(v.step_ns) / 1e9 AS p95
-FROM {_filtered("step_verdicts", "step, step_time, step_ns, forward_mode", _VERDICTS_WHERE)} AS v
+FROM {_filtered("step_verdicts", "step, step_time, step_ns, forward_mode", _JUDGED_WHERE)} AS v
 INNER JOIN {_PLACEMENT_OF_STEP} AS r ON r.step = v.step
 GROUP BY placement, forward_mode ORDER BY first_step"""
 )

@@ -72,6 +72,7 @@ SHARDING_KEYS: dict[str, str] = {
     "v_layer_loads": "",
     "v_traffic": "",
     "v_backward_traffic": "",
+    "v_expected_traffic": "",
 }
 """Tables and views that a cluster holds in shards, and where an inserted row goes; every other table is on
 every node whole. A view is only read, so it has no key."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,14 +22,14 @@ from moetrace_collectors.joiner import Joiner, JoinWindow
 from moetrace_collectors.journal import Journal, open_journal
 from moetrace_collectors.model import RankStep
 from moetrace_collectors.pipeline import restore
-from moetrace_collectors.receivers.handler import NotDurableError, OverloadedError
+from moetrace_collectors.receivers.handler import NotDurableError, OverloadedError, Wire
 from moetrace_collectors.request_handler import RequestHandler
 from moetrace_collectors.self_metrics import SelfMetrics
 from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks.base import RetryPolicy, StepResult
 from moetrace_collectors.testing import SyntheticRun, request
 from moetrace_collectors.verdict.engine import VerdictEngine
-from moetrace_collectors.wal import Position, WalUnavailableError
+from moetrace_collectors.wal import Position, WalUnavailableError, WriteAheadLog, recover
 from moetrace_collectors.worker import Clocks, Worker
 from moetrace_schemas.enums import ClosedBy
 
@@ -472,6 +473,33 @@ def test_a_backlog_that_the_disk_has_lost_is_counted(tmp_path: Path) -> None:
     rejected = collector.ledger().rejected
     assert {reason.value for reason in rejected} == {"wal_damaged"}
     assert sum(rejected.values()) + collector.ledger().joined == 30
+
+
+def test_a_note_that_the_disk_did_not_make_durable_is_owed_again(tmp_path: Path) -> None:
+    """What it tells of has left the log by then: the next note tells all of it once more."""
+    failures: list[OSError] = []
+
+    def sync(fd: int) -> None:
+        if failures:
+            raise failures.pop()
+        os.fdatasync(fd)
+
+    recovery = recover(tmp_path, now_ns=0)
+    log = WriteAheadLog(
+        tmp_path, epoch=1, next_segment=1, sizes={}, max_bytes=1 << 20, segment_bytes=1_000, sync=sync
+    )
+    journal = Journal(log, recovery, max_world_size=8, max_decompressed_bytes=1 << 20)
+    for number in range(6):
+        position = journal.append(Wire(body=b"x" * 400), arrived_ns=number)
+        journal.commit(position)
+    failures.append(OSError(5, "Input/output error"))
+    journal.mark_stored(b"one", before_segment=position.segment, everything=b"all")
+    assert log.oldest_segment == position.segment
+    assert journal.wants_everything(log.oldest_segment)
+    journal.mark_stored(b"two", before_segment=log.oldest_segment, everything=b"all and two")
+    assert not journal.wants_everything(log.oldest_segment)
+    journal.close()
+    assert list(recover(tmp_path, now_ns=0).closed)[-1] == b"all and two"
 
 
 def test_a_disk_that_the_log_has_filled_is_emptied_and_used_again(

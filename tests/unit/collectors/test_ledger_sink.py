@@ -166,6 +166,23 @@ def test_what_the_store_refuses_for_good_is_lost_and_counted(setting: Setting) -
     assert setting.lost == [("placement_ledger", 1)]
 
 
+@pytest.mark.parametrize("document", ["", "null", "[]", "{}", '{"placement": {"layers": 3}}'])
+def test_a_row_that_somebody_changed_ends_no_thread(setting: Setting, document: str) -> None:
+    """What needs it is lost and counted; other runs go on."""
+    setting.sink.take_placement(report(1, EVEN))
+    setting.sink.flush()
+    setting.store.rows[0] = replace(setting.store.rows[0], document=document)
+    setting.sink.take_placement(report(1, SWAPPED))
+    setting.sink.take_placement(replace(report(1, EVEN), run_id="other"))
+    with pytest.raises(SinkError, match="ledger row 0 of run run ") as caught:
+        setting.sink.flush()
+    assert not caught.value.retryable
+    setting.sink.flush()
+    assert [row.run_id for row in setting.store.rows] == ["run", "other"]
+    assert setting.lost == [("placement_ledger", 1)]
+    assert setting.sink.mapping("run", 1) is None
+
+
 def test_the_queue_is_bounded(setting: Setting) -> None:
     """A flood of announcements costs the oldest, counted."""
     for version in range(MAX_WAITING + 3):

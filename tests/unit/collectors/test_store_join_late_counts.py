@@ -12,8 +12,13 @@ from clickhouse_connect.driver.exceptions import OperationalError
 
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.store_clock import HOUR_MS, NOW
-from moetrace_collectors.store_join import queries
-from moetrace_collectors.store_join.store_joiner import JoinSettings, StoreJoiner
+from moetrace_collectors.store_join import queries, store_joiner
+from moetrace_collectors.store_join.store_joiner import (
+    RECORDS_AT_ONCE,
+    STEPS_AT_ONCE,
+    JoinSettings,
+    StoreJoiner,
+)
 from query_answer import Answer
 
 STARTED_NS = 10**18
@@ -28,6 +33,7 @@ COUNTS = {
     "step": 7, "rank": 0, "microbatch": 0, "layer": 0, "kind": "routed", "experts": [0, 1], "counts": [3, 4],
 }  # fmt: skip
 MARK, WRITE = "rolled_up_minutes", "expert_loads"
+RANKS = RECORDS_AT_ONCE // 2
 
 
 class KilledError(BaseException):
@@ -112,3 +118,37 @@ def test_a_process_that_is_killed_leaves_no_counts_without_a_mark(num_calls: int
     with pytest.raises(KilledError):
         joiner(store, []).turn()
     assert WRITE not in store.calls or store.calls[0] == MARK
+
+
+@dataclass
+class WideSteps(FakeStore):
+    """Steps of many ranks, all with such counts."""
+
+    most: int = 0
+    """Rank steps that were read at once."""
+    most_compared: int = 0
+    """Steps that one question compared."""
+
+    def query(self, query: str, *, parameters: dict[str, Any] | None = None) -> Answer:
+        """Answer what the joiner asks."""
+        answer = super().query(query, parameters=parameters)
+        asked = (parameters or {}).get("steps", range(STEPS_AT_ONCE))
+        rows = [{**row, "step": step} for row in answer.rows if "step" in row for step in asked]
+        if query == queries.UNTOLD:
+            self.most_compared = max(self.most_compared, len(asked))
+        if query == queries.STEPS:
+            return Answer([{**row, "records": RANKS, "world_size": RANKS} for row in rows])
+        if query in (queries.RANK_STEPS, queries.UNFOLDED):
+            rows = [{**row, "rank": rank} for row in rows for rank in range(RANKS)]
+            self.most = max(self.most, len(rows))
+        return Answer(rows) if rows else answer
+
+
+def test_steps_of_many_ranks_are_read_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts behind verdicts bound memory as steps do that are to be judged, here and in the store."""
+    monkeypatch.setattr(store_joiner, "RECORDS_COMPARED", 4 * RANKS)
+    store = WideSteps()
+    joining = joiner(store, [])
+    joining.turn()
+    assert store.calls.count(WRITE) == STEPS_AT_ONCE // 2
+    assert (store.most, store.most_compared) == (RECORDS_AT_ONCE, 4)

@@ -10,6 +10,7 @@ import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError, OperationalError
 
 from moetrace_collectors.errors import UsageError
+from moetrace_collectors.ledger import ledger_rows
 from moetrace_collectors.model import JoinedStep, StepVerdict
 from moetrace_collectors.series import SeriesBook
 from moetrace_collectors.sinks import placement_ledger
@@ -60,6 +61,8 @@ class FakeStore:
     unreadable: list[Exception] = field(default_factory=list)
     """What the next readings of rank steps raise."""
     is_away: bool = False
+    mappings: Sequence[dict[str, Any]] = ()
+    """Rows of the ledger that tell a placement."""
     inserted: list[str] = field(default_factory=list)
     since_ms: list[int] = field(default_factory=list)
     read: list[int] = field(default_factory=list)
@@ -80,6 +83,8 @@ class FakeStore:
             return Answer([{**arrived, "step": number} for number in self.steps])
         if query in (queries.WRITTEN, queries.WAITING):
             return Answer([])
+        if "placement_ledger" in query:
+            return Answer(list(self.mappings) if query == ledger_rows.OF_VERSION else [])
         asked = parameters["steps"]
         if query == queries.STEPS:
             step = {"records": 1, "world_size": 1, "world_sizes": 1, "num_microbatches": 1}
@@ -92,7 +97,10 @@ class FakeStore:
             raise self.unreadable.pop(0)
         self.read += asked
         there = [number for number in asked if number not in self.expired]
-        return Answer([{**RECORD, "step": one, **(STRANGE if one in self.strange else {})} for one in there])
+        version = {"placement_version": 3} if self.mappings else {}
+        return Answer(
+            [{**RECORD, **version, "step": one, **(STRANGE if one in self.strange else {})} for one in there]
+        )
 
     def insert(self, table: str, data: Any, **options: Any) -> None:
         """Take rows, or fail."""
@@ -374,3 +382,26 @@ def test_a_stop_ends_a_long_turn() -> None:
     assert joining.turn() == 2 * STEPS_AT_ONCE
     assert sorted(judged) == list(range(3 * STEPS_AT_ONCE))
     assert store.since_ms[0] == store.since_ms[1], "the rest is looked for as far back"
+
+
+@pytest.mark.parametrize("document", ["", "null", "[]", '{"terms": 3}', '{"terms": {"max_slowdown": "x"}}'])
+def test_a_row_of_the_ledger_that_somebody_changed_holds_up_no_step(
+    document: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`moetrace placement verify` says of it; the join goes on, and says what it goes without."""
+    row = dict.fromkeys(ledger_rows.LEDGER_COLUMNS)
+    row |= dict.fromkeys(("sequence", "version", "previous_version", "rollback_version", "time_unix_ms"), 0)
+    store = FakeStore(steps=(6, 7), mappings=[{**row, "event": "announced", "document": document}])
+    assert joiner(store, []).turn() == 2
+    assert [line.startswith("the terms of run r, version 3: ") for line in caplog.messages] == [True]
+
+
+def test_no_memory_is_one_line_and_the_turn_is_made_up_for() -> None:
+    """Whatever it was wanted for; what was judged by then is written by the next turn, once."""
+    store, judged = FakeStore(refused={"step_verdicts": MemoryError()}), []
+    joining = joiner(store, judged)
+    with pytest.raises(UsageError, match="no memory for this turn"):
+        joining.turn()
+    store.refused.clear()
+    assert (joining.turn(), joining.turn(), judged) == (1, 0, [7])
+    assert store.inserted.count("step_verdicts") == 1

@@ -22,3 +22,4 @@ def test_a_run_of_which_no_step_was_judged_has_no_lengths(step_ms: int, expected
     summary = document["summary"]
     assert (summary["step_ms_median"], summary["step_ms_p95"]) == (expected, expected)
     assert (summary["extension_ms_median"] is None) is (expected is None)
+    assert [verdict["step_ms"] for verdict in document["verdicts"]] == [None, None, None, expected]

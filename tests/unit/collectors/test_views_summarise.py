@@ -229,8 +229,9 @@ def test_steps_without_a_verdict_show_the_reason_and_no_length_of_zero() -> None
     assert summary.headline == f"No rank can be named in 3 of 3 steps: {reason}"
     assert not any("record more" in advice for advice in summary.next_steps)
     assert (length_text(summary.step_median_ns), length_text(1_000_000)) == ("-", "1.00 ms")
-    # One step of them was judged: its length is the median of those that have one.
-    assert summarise([*rows, step_row(3, step_ms=50)]).step_median_ns == 50_000_000
+    # One step of them was judged: its length is the median of those that have one, as is its time by phase.
+    summary = summarise([*rows, step_row(3, step_ms=50)])
+    assert (summary.step_median_ns, summary.phase_median_ns) == (50_000_000, {Phase.EXPERT_GEMM: 50_000_000})
     assert "No rank stands out" in summarise([step_row(step) for step in range(3)]).headline
 
 

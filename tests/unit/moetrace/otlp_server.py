@@ -27,6 +27,10 @@ class FakeCollector:
         self.requests: list[ExportTraceServiceRequest] = []
         self.rejection: ExportTracePartialSuccess | None = None
         """What it says of every request that it takes."""
+        self.too_large: Callable[[list[int]], bool] = lambda steps: False
+        """Whether a request with these steps is refused for its size."""
+        self.location = ""
+        """Where it says it is, if anywhere."""
         self.refused = 0
         self._arrived = threading.Condition()
         collector = self
@@ -46,12 +50,15 @@ class FakeCollector:
 
     def _take(self, handler: BaseHTTPRequestHandler) -> None:
         body = handler.rfile.read(int(handler.headers["Content-Length"]))
+        request = ExportTraceServiceRequest.FromString(gzip.decompress(body))
         with self._arrived:
             status = self.statuses.pop(0) if self.statuses else 200
+            if self.too_large(_steps(request)):
+                status = 413
             if status == 200:
                 self.headers.append({name.lower(): value for name, value in handler.headers.items()})
                 self.paths.append(handler.path)
-                self.requests.append(ExportTraceServiceRequest.FromString(gzip.decompress(body)))
+                self.requests.append(request)
             else:
                 self.refused += 1
             self._arrived.notify_all()
@@ -59,19 +66,19 @@ class FakeCollector:
         handler.send_response(status)
         # The exporter need not think for itself how long to wait.
         handler.send_header("Retry-After", "0")
+        if self.location:
+            handler.send_header("Location", self.location)
         handler.send_header("Content-Length", str(len(answer)))
         handler.end_headers()
         handler.wfile.write(answer)
 
     def spans(self) -> list[Any]:
         """All spans that were taken, in order of arrival."""
-        return [
-            span
-            for request in list(self.requests)
-            for resource in request.resource_spans
-            for scope in resource.scope_spans
-            for span in scope.spans
-        ]
+        return [span for request in list(self.requests) for span in _spans(request)]
+
+    def steps(self) -> list[int]:
+        """Numbers of the steps that were taken, in order of arrival."""
+        return [step for request in list(self.requests) for step in _steps(request)]
 
     def wait_for(self, count: int, timeout_s: float = 10.0) -> list[Any]:
         """The spans, once there are `count` of them."""
@@ -84,6 +91,21 @@ class FakeCollector:
         """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
+
+
+def _spans(request: ExportTraceServiceRequest) -> list[Any]:
+    return [
+        span for resource in request.resource_spans for scope in resource.scope_spans for span in scope.spans
+    ]
+
+
+def _steps(request: ExportTraceServiceRequest) -> list[int]:
+    return [
+        item.value.int_value
+        for span in _spans(request)
+        for item in span.attributes
+        if item.key == "moetrace.step.index"
+    ]
 
 
 class Blackhole:

@@ -101,6 +101,32 @@ def test_rows_of_several_forwards_stay_unknown_by_pass_and_add_up_by_layer() -> 
     assert [(item.phase, item.rows) for item in record.traffic] == [("dispatch", (6, 8)), ("combine", (6, 4))]
 
 
+def test_what_is_sent_behind_the_payload_does_not_get_its_rows() -> None:
+    """Where a framework is known to send weights behind the rows, as Megatron-Core does."""
+    step = Step()
+    expert_parallel_pass(step, 10)
+    traffic(step)
+    step.buffer.behind_payload[0, Phase.DISPATCH] = 1
+    assert with_rows(step.record().phases) == [
+        ("dispatch", "forward", 0, 7, 112),
+        ("expert_gemm", "forward", 0, 5, -1),
+        ("combine", "forward", 0, 5, 80),
+    ]
+
+
+def test_rows_of_exchanges_without_a_router_beside_them_are_told_apart_by_pass() -> None:
+    """Hand-written code may wrap its exchanges alone: the rows of two are not those of the last one."""
+    step = Step(200)
+    for start in (10, 110):
+        step.call(EXCHANGE, start + 7, start + 9)
+        step.call(phase("dispatch", 0), start + 5, start + 15)
+        step.call(experts(0, "expert_gemm"), start + 15, start + 30)
+        traffic(step)
+    record = step.record()
+    assert with_rows(record.phases) == []
+    assert [(item.phase, item.rows) for item in record.traffic] == [("dispatch", (6, 8)), ("combine", (6, 4))]
+
+
 def test_launch_and_wait_find_each_other_by_ticket() -> None:
     """The ticket rides above the row flags, and shows in no row."""
     step = Step()

@@ -108,6 +108,22 @@ def test_a_wrong_path_is_told_with_what_was_answered(
     assert "base URL" in said
 
 
+@pytest.mark.parametrize("status", [301, 308])
+def test_a_collector_that_is_elsewhere_has_taken_nothing(
+    collector: FakeCollector, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    """An ingress that names another address takes no data: nothing counts as exported, and that is told."""
+    collector.statuses, collector.location = [status] * 100, "https://there:4318/v1/traces?key=secret"
+    with caplog.at_level(logging.WARNING):
+        delivered, tracer = run(collector.endpoint, steps=3, timeout_s=1)
+    assert not delivered
+    assert not tracer.metrics.exported.total()
+    assert tracer.metrics.dropped.total() == 3
+    (said,) = [message for message in caplog.messages if "does not take data" in message]
+    assert f"HTTP {status}, which names https://there:4318/v1/traces:" in said
+    assert "secret" not in said
+
+
 def test_an_address_where_nobody_listens_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """As refused."""
     assert "the connection is refused" in warning_of(refusing_endpoint(), caplog)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from moetrace.context import detect
@@ -39,6 +40,15 @@ def test_an_expert_parallel_group_is_named_by_its_lowest_rank() -> None:
     """Consecutive ranks are assumed until an adapter finds the group in the model."""
     context = detect(run_id="r", rank=6, world_size=8, ep_rank=2, ep_size=4, environment={})
     assert context.ep_group == 4
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    """As Python's own: nothing else has a place in a span or in JSON."""
+    said = {"rank": 1, "world_size": 8, "ep_rank": 1, "ep_size": 4, "ep_group": 0}
+    context = detect(run_id="r", environment={}, **{name: np.int64(value) for name, value in said.items()})
+    for name, value in said.items():
+        assert getattr(context, name) == value
+        assert type(getattr(context, name)) is int
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import pytest
 import requests
 
 from moetrace.config import Config
-from moetrace.emit.credentials import LastAnswer, TokenFile, make_session
-from moetrace.emit.otlp import make_exporter
+from moetrace.emit.credentials import LastAnswer, TokenFile, make_exporter, make_session
 from moetrace.errors import ConfigError
 
 

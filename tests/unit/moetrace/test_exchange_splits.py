@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from compiled_models import Decoder
 from moetrace_schemas.enums import Phase
 
 from .conftest import Recording
@@ -89,6 +91,22 @@ def test_a_payload_in_pieces_adds_up(record: Make) -> None:
 
     step = run(record(rank=2, world_size=4), dispatch=halves)
     assert [list(row.rows) for row in step.traffic] == [SENT]
+    assert {row.rows for row in step.phases if row.phase is Phase.DISPATCH} == {-1}
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_what_goes_behind_the_payload_is_not_taken_for_it(record: Make, says: bool) -> None:
+    """Weights may follow the hidden states: their exchange is not the one that moved the rows."""
+
+    def weights_last(hidden: torch.Tensor) -> torch.Tensor:
+        result, weights = exchange(hidden, SENT, RECEIVED), torch.zeros(sum(SENT), *(1,) * says)
+        exchange(weights, SENT, RECEIVED)
+        return result
+
+    step = run(record(rank=2, world_size=4), dispatch=weights_last)
+    assert [(row.row_bytes, list(row.rows)) for row in step.traffic] == [(32, SENT)]
+    assert {row.rows for row in step.phases if row.phase is Phase.DISPATCH} == {-1}
+    assert [row.rows for row in step.phases if row.phase is Phase.EXPERT_GEMM] == [sum(RECEIVED)]
 
 
 def test_what_does_not_say_its_rows_is_left_open(record: Make) -> None:
@@ -115,3 +133,64 @@ def test_an_exchange_outside_of_wrapped_code_is_of_no_layer(record: Make) -> Non
         wrapped.dispatch(torch.zeros(sum(SENT), 8))
         exchange(torch.zeros(sum(SENT), 64), SENT, RECEIVED)
     assert [(row.row_bytes, list(row.rows)) for row in recording.records()[0].traffic] == [(32, SENT)]
+
+
+@pytest.mark.parametrize("widths", [(8, 8), (8, 16)], ids=["equal", "of two sizes"])
+def test_two_exchanges_in_a_step_are_not_the_last_one(record: Make, widths: tuple[int, int]) -> None:
+    """Two microbatches: the step's rows are known where they add up, those of one exchange never."""
+    recording = record(rank=2, world_size=4)
+    wrapped = recording.tracer.wrap(layer=3, dispatch=dispatch)
+    with recording.tracer.step():
+        for width in widths:
+            wrapped.dispatch(torch.zeros(sum(SENT), width))
+            recording.time.advance(1)
+    (step,) = recording.records()
+    assert {row.rows for row in step.phases} == {-1}
+    total = [2 * rows for rows in SENT] if widths[0] == widths[1] else SENT
+    assert [(row.row_bytes, list(row.rows)) for row in step.traffic] == [(32, total)]
+
+
+def test_an_exchange_of_another_thread_keeps_its_rows(record: Make) -> None:
+    """A wrapped call that ends beside it is not taken for it."""
+    recording, has_sent, go_on = record(rank=2, world_size=4), Event(), Event()
+    recording.tracer.set_expert_parallel(2, 4, 0)
+
+    def slow(hidden: torch.Tensor) -> torch.Tensor:
+        result = exchange(hidden, SENT, RECEIVED)
+        has_sent.set()
+        assert go_on.wait(10)
+        return result
+
+    first = recording.tracer.wrap(layer=3, dispatch=slow)
+    other = recording.tracer.wrap(layer=5, combine=lambda hidden: hidden)
+    with recording.tracer.step():
+        thread = Thread(target=first.dispatch, args=(torch.zeros(sum(SENT), 8),))
+        thread.start()
+        assert has_sent.wait(10)
+        other.combine(torch.zeros(1, 8))
+        go_on.set()
+        thread.join()
+    (step,) = recording.records()
+    assert [(row.layer, row.phase, list(row.rows)) for row in step.traffic] == [(3, Phase.DISPATCH, SENT)]
+
+
+def test_a_torch_that_numbers_no_backward_costs_no_rows(
+    record: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands in for that name elsewhere does so here."""
+    monkeypatch.delattr(torch._C, "_current_graph_task_id")
+    step = run(record(rank=2, world_size=4), dispatch=dispatch)
+    assert [list(row.rows) for row in step.traffic] == [SENT]
+
+
+def test_wrapped_functions_show_their_rows_when_a_model_is_taken_out(record: Make) -> None:
+    """They stay wrapped, and so do the all-to-alls inside, until all is taken out."""
+    recording, model, plain = record(rank=2, world_size=4), Decoder(), distributed.all_to_all_single
+    wrapped = recording.tracer.wrap(layer=3, dispatch=dispatch)
+    recording.tracer.instrument(model)
+    recording.tracer.uninstrument(model)
+    with recording.tracer.step():
+        wrapped.dispatch(torch.zeros(sum(SENT), 8))
+    (step,) = recording.records()
+    assert [list(row.rows) for row in step.traffic] == [SENT]
+    assert distributed.all_to_all_single is plain

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils import checkpoint
 
+from moetrace.emit.jsonl import to_json
 from moetrace.errors import ConfigError
 from moetrace.instrument import compiled
 from moetrace_schemas.enums import CountKind, Phase
@@ -72,6 +75,19 @@ def test_wrapping_twice_is_wrapping_once(record: Make) -> None:
     assert len(step.seen_sites) == 2
 
 
+def test_a_function_of_a_tracer_that_has_ended_is_wrapped_for_the_next_one(record: Make) -> None:
+    """As after `init` in a forked child, or in a cell of a notebook that runs again."""
+    before, after = record(), record()
+    wrapped = before.tracer.wrap(experts=lambda: None, layer=0).experts
+    before.tracer.shutdown()
+    again = after.tracer.wrap(experts=wrapped, layer=0).experts
+    with after.tracer.step():
+        again()
+    (step,) = after.records()
+    assert len(step.seen_sites) == 1
+    assert before.records() == []
+
+
 def test_with_num_experts_the_routers_ids_are_counted(record: Make) -> None:
     """Counts per expert of the named layer equal what the router chose."""
     recording = record()
@@ -98,6 +114,22 @@ def test_layers_that_are_wrapped_one_after_the_other_are_counted_each(record: Ma
             router()
     (step,) = recording.records()
     assert [(row.layer, row.counts) for row in step.experts] == [(0, (0, 1)), (1, (0, 1)), (2, (0, 1))]
+
+
+def test_numbers_of_numpy_are_recorded_as_pythons(record: Make) -> None:
+    """Layers, experts and microbatches may come from an array; files and spans hold Python's numbers only."""
+    recording = record()
+    layer, experts, microbatch = np.int64(3), np.int64(4), np.int64(1)
+    wrapped = recording.tracer.wrap(router=lambda: torch.tensor([[1]]), layer=layer, num_experts=experts)
+    with recording.tracer.step(microbatch=microbatch):  # type: ignore[arg-type]
+        wrapped.router()
+        with recording.tracer.phase("dispatch", layer=layer):  # type: ignore[arg-type]
+            recording.time.advance(1)
+    (step,) = recording.records()
+    written = json.loads(json.dumps(to_json(step, recording.tracer.context)))
+    assert written["microbatch"] == 1
+    assert set(written["phases"]["layer"]) == {3}
+    assert [row["layer"] for row in written["experts"]] == [3]
 
 
 def test_without_num_experts_nothing_is_counted(record: Make) -> None:

@@ -137,6 +137,14 @@ def test_what_only_some_steps_have_is_left_out_of_the_others(tmp_path: Path) -> 
     assert not {"violations", "coactivation", "waits"} & to_json(step_record(), CONTEXT).keys()
 
 
+def test_what_goes_to_another_group_is_not_in_the_file() -> None:
+    """As on the wire: a file with a matrix of another size would not be read again."""
+    other = TrafficRecord(layer=1, phase=Phase.DISPATCH, row_bytes=16, rows=(3, 4))
+    own = step_record()
+    document = to_json(replace(own, traffic=(*own.traffic, other)), CONTEXT)
+    assert from_json(json.loads(json.dumps(document))) == own
+
+
 def test_a_placement_is_a_line_of_its_own(tmp_path: Path) -> None:
     """Map, digest and terms, in front of the first step under it; it is in no count of steps."""
     metrics = SelfMetrics()

@@ -284,6 +284,32 @@ def test_pauses_between_attempts_double_to_a_longest_one_and_are_jittered(
     assert len(set(parts)) == len(parts)
 
 
+def test_a_request_that_is_too_large_is_sent_in_parts(collector: FakeCollector) -> None:
+    """As behind a proxy with a limit of its own: nothing is lost, and what comes later is small at once."""
+    collector.too_large = lambda steps: len(steps) > 10
+    emitting = Emitting(endpoint=collector.endpoint)
+    emitting.emit(BATCH + 8)
+    collector.wait_for(BATCH + 8)
+    refused = collector.refused
+    emitting.emit(BATCH)
+    assert emitting.close()
+    assert collector.steps() == [*range(BATCH + 8), *range(BATCH)]
+    assert collector.refused == refused <= 2
+    assert emitting.metrics.exported == {"otlp": 2 * BATCH + 8}
+    assert not emitting.metrics.dropped
+
+
+def test_a_step_that_is_too_large_alone_holds_nothing_up(collector: FakeCollector) -> None:
+    """It is dropped at once, and the others of its request arrive."""
+    collector.too_large = lambda steps: 5 in steps
+    emitting = Emitting(endpoint=collector.endpoint)
+    emitting.emit(20)
+    collector.wait_for(19)
+    assert emitting.close()
+    assert collector.steps() == [step for step in range(20) if step != 5]
+    assert emitting.metrics.dropped == {DropReason.EXPORT_FAILED: 1}
+
+
 @pytest.mark.usefixtures("impatient")
 def test_a_batch_that_is_refused_for_good_does_not_block_the_next_one() -> None:
     """After its attempts it is dropped for that reason, and what came later is delivered."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
@@ -25,6 +28,7 @@ from moetrace.guard import Guard
 from moetrace.self_metrics import SelfMetrics
 from moetrace_schemas.enums import DropReason
 
+from .otlp_server import FakeCollector
 from .records import CONTEXT, step_record
 
 MIB = 2**20
@@ -79,8 +83,17 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 class Rank:
     """An emitter with a spool in front of a collector."""
 
-    def __init__(self, directory: Path, collector: Collector, *, context: RankContext = CONTEXT) -> None:
-        self.sender = Sender(Config(spool_dir=str(directory), queue_steps=10_000), context)
+    def __init__(
+        self,
+        directory: Path,
+        collector: Collector | None = None,
+        *,
+        context: RankContext = CONTEXT,
+        endpoint: str = "",
+    ) -> None:
+        """A collector of the test's, or a server at an endpoint."""
+        config = Config(spool_dir=str(directory), queue_steps=10_000, endpoint=endpoint)
+        self.sender = Sender(config, context)
         self.metrics = SelfMetrics()
         self.spool = open_spool(self.sender.config, context, self.metrics)
         self.emitter = OtlpEmitter(
@@ -253,6 +266,107 @@ def test_a_disk_that_refuses_is_counted_and_does_not_raise(directory: Path) -> N
     directory.mkdir()
     spool.append([sent(2)])
     assert [one.record.step for one in spool.oldest(5)] == [2]
+
+
+class _Full:
+    """A file of a disk that takes names and no bytes."""
+
+    def __init__(self, stream: IO[Any]) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> _Full:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    def write(self, data: bytes) -> int:
+        """Half of it fits."""
+        self._stream.write(data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_gets_no_file_for_each_step(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names fit where bytes do not; and what was written of a line is in the way of none that comes after."""
+    metrics = SelfMetrics()
+    spool = Spool(str(directory), CONTEXT, max_bytes=MIB, drop=metrics.drop)
+    spool.append([sent(0)])
+    opened = Path.open
+
+    def open_full(path: Path, mode: str = "r") -> Any:
+        stream = opened(path, mode)
+        return stream if mode == "rb" else _Full(stream)
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "open", open_full)
+        for step in range(1, 50):
+            spool.append([sent(step)])
+    assert metrics.dropped == {DropReason.SPOOL_FAILED: 49}
+    assert len(list(directory.iterdir())) == 2
+    spool.append([sent(50), sent(51)])
+    steps = []
+    while found := spool.oldest(10):
+        steps += [one.record.step for one in found]
+        spool.sent(len(found))
+    assert steps == [0, 50, 51]
+    assert list(directory.iterdir()) == []
+    assert metrics.dropped == {DropReason.SPOOL_FAILED: 49}
+
+
+def test_a_file_that_cannot_be_deleted_does_not_end_the_export(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that has become read-only: what is sent counts, and what comes later is sent too."""
+    collector = Collector(is_there=False)
+    rank = Rank(directory, collector)
+    rank.emit(0)
+    collector.wait_for(lambda: collector.tries >= 3)
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    collector.is_there = True
+    collector.wait_for(lambda: collector.steps == [0])
+    rank.emit(1)
+    assert rank.close() is True
+    assert collector.steps == [0, 1]
+    assert rank.metrics.exported == {"otlp": 2}
+
+
+def test_what_is_too_large_for_a_request_blocks_nothing_behind_it(directory: Path) -> None:
+    """Requests from disk become smaller until they pass; a step that is too large alone is given up."""
+    collector = FakeCollector()
+    collector.too_large = lambda steps: len(steps) > 10 or 5 in steps
+    collector.statuses = [403] * 2
+    rank = Rank(directory, endpoint=collector.endpoint)
+    rank.emit(*range(40))
+    collector.wait_for(39)
+    assert rank.close()
+    collector.close()
+    assert collector.steps() == [step for step in range(40) if step != 5]
+    assert rank.metrics.dropped == {DropReason.EXPORT_FAILED: 1}
+    assert rank.metrics.exported == {"otlp": 39}
+    assert list(directory.iterdir()) == []
+
+
+def test_a_record_that_the_wire_cannot_hold_is_counted_once(directory: Path) -> None:
+    """Not with every try of the request that it would have been in."""
+    collector = Collector(is_there=False)
+    rank = Rank(directory, collector)
+    rank.emit(0)
+    collector.wait_for(lambda: collector.tries >= 3)
+    bad = step_record(1)
+    phases = tuple(row._replace(ordinal=70_000) for row in bad.phases)
+    rank.emitter.emit(replace(bad, phases=phases))
+    rank.emit(2)
+    seen = collector.tries
+    collector.wait_for(lambda: collector.tries >= seen + 10)
+    collector.is_there = True
+    collector.wait_for(lambda: collector.steps == [0, 2])
+    assert rank.close()
+    assert rank.metrics.dropped == {DropReason.INTERNAL_ERROR: 1}
+    assert rank.sender.guard.errors == {"encode": 1}
 
 
 def test_lines_that_do_not_read_are_counted_and_do_not_block(directory: Path) -> None:

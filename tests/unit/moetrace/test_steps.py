@@ -241,6 +241,15 @@ def test_a_number_that_no_collector_takes_is_counted_and_ends_nothing(
     assert accounted(recording)
 
 
+def test_a_tracer_that_samples_nothing_has_lost_no_step(record: Make) -> None:
+    """Whatever number a step has."""
+    recording = record(sample="0")
+    with recording.tracer.step(-1):
+        pass
+    assert recording.tracer.shutdown()
+    assert not recording.tracer.metrics.dropped
+
+
 def test_what_follows_the_highest_number_is_counted_until_a_lower_one_comes(record: Make) -> None:
     """There is none behind the highest: such steps are dropped with a reason, and never fail silently."""
     recording = record()

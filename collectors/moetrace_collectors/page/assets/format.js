@@ -13,6 +13,9 @@ export function duration(ns) {
   return `${digits(ns / 1e6)} ms`;
 }
 
+// Of a step; one that was not judged has none.
+export const length = (ns) => (ns > 0 ? duration(ns) : "-");
+
 export function percent(share) {
   const value = 100 * share;
   if (value > 0 && value < 1) return "<1 %";

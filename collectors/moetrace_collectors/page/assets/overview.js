@@ -2,7 +2,7 @@
 import { ask } from "./api.js";
 import { el, note, phaseName, refill, section, swatch, table } from "./dom.js";
 import { epochState, epochText } from "./epochs.js";
-import { clock, count, duration, layerCell, layerName, percent, whole } from "./format.js";
+import { clock, count, duration, layerCell, layerName, length, percent, whole } from "./format.js";
 import { runPlace } from "./state.js";
 import { stepStrip } from "./strip.js";
 
@@ -80,10 +80,12 @@ function epochs(data, place) {
 
 function tiles(data) {
   const clear = data.evidence.clear || 0;
-  const items = data.modes.map((mode) => [duration(mode.median_ns), `median step, ${mode.forward_mode}`,
-    `95 % of ${count(mode.steps, "step")} below ${duration(mode.p95_ns)}`]);
-  if (data.counted_steps) {
+  const items = data.modes.map((mode) => [length(mode.median_ns), `median step, ${mode.forward_mode}`,
+    `95 % of ${count(mode.steps, "step")} below ${length(mode.p95_ns)}`]);
+  if (data.modes.some((mode) => mode.median_ns > 0)) {
     items.push([duration(data.extension_median_ns), "median extension per step", "what even ranks would give back"]);
+  }
+  if (data.counted_steps) {
     items.push([`${whole(clear)} of ${whole(data.counted_steps)}`, "steps with clear evidence",
       data.partial_steps ? `ranks missing in ${count(data.partial_steps, "step")}` : "no rank missing in any step"]);
   }

@@ -1,7 +1,7 @@
 // All runs of the store.
 import { ask } from "./api.js";
 import { el, message, note, refill, table } from "./dom.js";
-import { clock, count, duration, whole } from "./format.js";
+import { clock, count, length, whole } from "./format.js";
 import { rowKeys } from "./row_keys.js";
 import { runPlace } from "./state.js";
 
@@ -18,8 +18,8 @@ export async function show(main, place, { signal }) {
       el("td", { class: "number" }, whole(run.ranks)),
       el("td", {}, run.forward_modes.join(", ")),
       el("td", { class: "number" }, whole(run.steps)),
-      el("td", { class: "number" }, counted ? duration(run.step_median_ns) : "-"),
-      el("td", { class: "number" }, counted ? duration(run.step_p95_ns) : "-"),
+      el("td", { class: "number" }, counted ? length(run.step_median_ns) : "-"),
+      el("td", { class: "number" }, counted ? length(run.step_p95_ns) : "-"),
       el("td", {}, counted ? `clear in ${whole(run.clear_steps)} of ${whole(counted)}` : "warm-up only"),
       el("td", {}, clock(run.last_unix_ms)));
   });

@@ -1,7 +1,7 @@
 // One step: the verdict, the timeline of some ranks, every rank in short, the costliest exchanges.
 import { ask } from "./api.js";
 import { badge, el, note, phaseName, refill, section, table } from "./dom.js";
-import { clock, count, duration, layerCell, percent, whole } from "./format.js";
+import { clock, count, duration, layerCell, length, percent, whole } from "./format.js";
 import { Lanes } from "./lanes.js";
 import { phaseBar } from "./overview.js";
 import { ribbon } from "./ribbon.js";
@@ -59,7 +59,7 @@ function steering(place, data) {
 }
 
 function tiles(step) {
-  const items = [[duration(step.step_ns), "length", `${step.forward_mode}${step.warmup ? ", warm-up" : ""}`],
+  const items = [[length(step.step_ns), "length", `${step.forward_mode}${step.warmup ? ", warm-up" : ""}`],
     [duration(step.extension_ns), "extension", `${percent(step.step_ns ? step.extension_ns / step.step_ns : 0)} of the step, by uneven ranks`]];
   if (step.suspect) {
     items.push([duration(step.suspect.worth_ns), `worth of rank ${step.suspect.rank}`, "given back if it were average in this phase"]);

@@ -1,7 +1,7 @@
 // A run's steps: filters, pages, a table that the keyboard moves through.
 import { ask } from "./api.js";
 import { badge, el, phaseName, refill, table } from "./dom.js";
-import { clockShort, count, duration, layerCell, percent, whole } from "./format.js";
+import { clockShort, count, duration, layerCell, length, percent, whole } from "./format.js";
 import { epochState, epochText, epochsByRow } from "./epochs.js";
 import { rowKeys } from "./row_keys.js";
 import { go, runPlace, state } from "./state.js";
@@ -99,7 +99,7 @@ function fillList(place, data) {
       : "No step has been joined yet: a step is joined when its last rank arrives or its window passes.")));
     return;
   }
-  const longest = Math.max(...data.rows.map((row) => row.step_ns));
+  const longest = Math.max(...data.rows.map((row) => row.step_ns), 1);
   const begun = epochsByRow(data.rows, data.epochs);
   const rows = data.rows.map((row, index) => stepRow(place, row, longest, index, begun.get(row.step) || []));
   const listed = table(["#Step", "UTC", "Mode", "#Length", "", "Evidence", "#Rank", "Phase", "#Layer", "Cause", "#Worth", "#Share"], rows, { id: "step-table", "aria-label": "Steps. Up and down move, Enter opens." });
@@ -118,7 +118,7 @@ function stepRow(place, row, longest, index, epochs) {
     el("td", { class: "number" }, el("a", { href, tabindex: -1, onclick: open }, `${row.step}`)),
     el("td", { class: "time" }, clockShort(row.start_unix_ms)),
     el("td", { class: "mode" }, row.forward_mode, row.warmup ? " (warm-up)" : ""),
-    el("td", { class: "number" }, duration(row.step_ns)),
+    el("td", { class: "number" }, length(row.step_ns)),
     el("td", { class: "length", "aria-hidden": "true" }, el("div", { class: "length-bar", vars: { "--part": row.step_ns / longest } },
       named && el("div", { class: `p-${suspect.phase}`, vars: { "--part": cost } }))),
     el("td", {}, badge(row.evidence), row.num_missing ? el("span", { class: "missing" }, ` ${count(row.num_missing, "rank")} missing`) : null,

@@ -1,13 +1,13 @@
 // Steps as bars in their order: one figure, moved through by arrow keys, opened by Enter or a click.
 import { el } from "./dom.js";
-import { duration, layerName } from "./format.js";
+import { duration, layerName, length } from "./format.js";
 import { go, runPlace } from "./state.js";
 import { hide, show as showTip } from "./tip.js";
 
 const HEIGHT = 110;
 
 export function stepText(step) {
-  let text = `step ${step.step} (${step.forward_mode}${step.warmup ? ", warm-up" : ""}): ${duration(step.step_ns)}; evidence ${step.evidence}`;
+  let text = `step ${step.step} (${step.forward_mode}${step.warmup ? ", warm-up" : ""}): ${length(step.step_ns)}; evidence ${step.evidence}`;
   if (step.suspect) {
     text += `; rank ${step.suspect.rank} in ${step.suspect.phase}, ${layerName(step.suspect.layer)}: `
       + `${duration(step.suspect.worth_ns)} (${step.cause})`;

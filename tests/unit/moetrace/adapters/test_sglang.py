@@ -191,13 +191,17 @@ def test_a_top_k_that_a_model_goes_past_at_times_is_counted_once(monkeypatch: py
         ("t0 t1 f2", 3),
         ("f0 t1 f2 e1", 3),
         ("f0 f1", 2),
+        ("t0 s0", 1),
+        ("t0 t1 s1 s0", 2),
+        ("t0 s0 f1", 2),
     ],
 )
 def test_top_k_and_experts_need_not_take_turns(
     monkeypatch: pytest.MonkeyPatch, calls: str, routed: int
 ) -> None:
-    """What top-k (t) chose counts once, whenever and however often the experts (e) are called with it; what
-    they get from elsewhere (f) counts too. And so in a second step, which knows nothing of the first.
+    """What top-k (t) chose counts once, whenever and however often the experts (e) are called with it, with
+    shared experts appended (s) too, as in srt/models/qwen2_moe.py; what they get from elsewhere (f) counts
+    too. And so in a second step, which knows nothing of the first.
     """
     monkeypatch.setitem(sys.modules, "sglang", ModuleType("sglang"))
     model, emitter = Model(StandardDispatcher, 1).eval(), MemoryEmitter()
@@ -215,6 +219,11 @@ def test_top_k_and_experts_need_not_take_turns(
                     chosen[batch] = block.topk(hidden, logits)
                 elif who == "f":
                     block.experts(hidden, StandardTopKOutput(*logits.topk(TOP_K), None))
+                elif who == "s":
+                    weights, ids, given = chosen[batch]
+                    shared = torch.full((TOKENS, 1), EXPERTS)
+                    ids, weights = torch.cat((ids, shared), 1), torch.cat((weights, torch.ones(TOKENS, 1)), 1)
+                    block.experts(hidden, StandardTopKOutput(weights, ids, given))
                 else:
                     block.experts(hidden, chosen[batch])
     records = emitter.wait_for(2)
@@ -237,10 +246,10 @@ def test_ids_that_top_k_gave_are_not_kept() -> None:
         return sum(sum(row.counts) for row in counter.rows()) // (TOKENS * TOP_K)
 
     counter.begin(checking=False)
-    kept = [output() for _ in range(sglang.MOST_CHOICES + 1)]
+    kept = [output() for _ in range(sglang.MOST_CHOSEN + 1)]
     for each in kept:
         choice.chosen(counter, 0, (), {}, each)
-    assert len(choice._chosen) == sglang.MOST_CHOICES
+    assert len(choice._chosen) == sglang.MOST_CHOSEN
     gone = weakref.ref(kept.pop().topk_ids)
     del each
     assert gone() is None
