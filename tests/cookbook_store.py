@@ -1,9 +1,10 @@
 """A run in which every question of the cookbook has a known answer: `python -m cookbook_store STORE`.
 
 8 ranks on two nodes, decode, 3 MoE layers, 16 experts of which expert 5 is hot and expert 15 dead. Rank 7 is
-slow in `expert_gemm` of layer 1 in every step from 20 on. Placement epoch 2 begins with step 40. Rank 3 is
-missing from steps 50 to 52 and late in step 53. Each rank drops 4 pairs per layer and step. Exchange kernels
-wait 100 cycles for each rank of each, and 900 more for rank 7.
+slow in `expert_gemm` of layer 1 in every step from 20 on. Placement epoch 2 begins with step 40; in both of
+them experts lie in order. Rank 3 is missing from steps 50 to 52 and late in step 53. Each rank drops 4 pairs
+of expert 5 per layer and step, which its dispatcher sends all the same. Exchange kernels wait 100 cycles for
+each rank of each, and 900 more for rank 7.
 """
 
 from __future__ import annotations
@@ -82,6 +83,16 @@ def main(path: str) -> None:
         sink.take_step(StepResult(joined=joined, verdict=engine.judge(joined), loads=layer_loads(joined)))
     sink.flush()
     roll_up(Path(path))
+    sink._client.insert(
+        "moetrace.placement_slots",
+        [
+            [RUN.run_id, version, layer, expert, expert * RUN.num_ranks // RUN.num_experts, expert]
+            for version in (1, 2)
+            for layer in range(RUN.num_layers)
+            for expert in range(RUN.num_experts)
+        ],
+        column_names=["run_id", "version", "layer", "slot", "ep_rank", "expert"],
+    )
     sink.close()
 
 

@@ -155,5 +155,5 @@ def _owned(folder: Path, directory: Path) -> str:
         return f"{folder} is in use by another process that is starting, stopping or querying it: try again"
     return (
         f"{folder} is owned by the collector with pid {owner.pid} at {owner.http_address}: query it with "
-        f"moetrace query --dir {directory} '...', or give this one another --dir"
+        f"moetrace query --dir {directory} '...', stop it, or give this one another --dir"
     )

@@ -62,6 +62,7 @@ from moetrace_collectors.sinks.placement_ledger import LedgerSink
 from moetrace_collectors.sinks.prometheus import PrometheusSink
 from moetrace_collectors.stateless_joiner import StatelessJoiner
 from moetrace_collectors.store import open_client
+from moetrace_collectors.store_errors import store_takes_migrations
 from moetrace_collectors.summary import layer_loads
 from moetrace_collectors.verdict.engine import VerdictEngine
 from moetrace_collectors.wal.recovery import recover
@@ -141,7 +142,8 @@ class Pipeline:
         undo.callback(self._http.stop)
         client = open_client(config.store)
         undo.callback(client.close)
-        migrate(client, database=config.database)
+        with store_takes_migrations(config.store.display):
+            migrate(client, database=config.database)
         registry = make_registry(book, self._intake.snapshot)
         self._queries = queries = _query_runner(config, undo)
         if journal is not None:

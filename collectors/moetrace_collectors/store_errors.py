@@ -48,3 +48,18 @@ def store_answers() -> Iterator[None]:
         yield
     except (ClickHouseError, OSError) as error:
         raise UsageError(f"the store does not answer: {first_line(error)}") from error
+
+
+@contextmanager
+def store_takes_migrations(store: str) -> Iterator[None]:
+    """A block that makes or updates the tables of a store, named as people know it.
+
+    Raises:
+        UsageError: the store refuses, as for want of disk space or of rights, or does not answer.
+    """
+    from clickhouse_connect.driver.exceptions import ClickHouseError
+
+    try:
+        yield
+    except (ClickHouseError, OSError) as error:
+        raise UsageError(f"{store} refused a migration: {first_line(error)}") from error

@@ -5,6 +5,8 @@ Defaults are here; `python -m moetrace_dashboards.build --config FILE.toml --out
 
 from __future__ import annotations
 
+import math
+import re
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -25,6 +27,17 @@ UIDS = {
     "collector_health": "moetrace-health",
 }
 """Written down, not derived from titles or file names: links and bookmarks outlive a renaming."""
+
+
+DURATION = re.compile(r"(?=\d)(\d+y)?(\d+w)?(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?")
+"""As Prometheus reads them."""
+DURATIONS = frozenset({"persistent_for", "dead_expert_window", "placement_watch", "rebalance_window"})
+RATIOS = frozenset(
+    {
+        "critical_share_high", "critical_share_low", "device_share_high", "device_share_low",
+        "all_to_all_decode_share", "cross_node_ratio", "dropped_ratio", "coverage_ratio",
+    }
+)  # fmt: skip
 
 
 class ConfigError(ValueError):
@@ -77,6 +90,16 @@ class Config:
     verdict_latency_p99_s: float = 1.0
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, str):
+                is_nothing = field.name != "persistent_for" and not value.strip("0ywdhms")
+                if field.name in DURATIONS and (is_nothing or not DURATION.fullmatch(value)):
+                    raise ConfigError(f"{field.name} = {value!r}: a duration as in 15m or 1h30m expected")
+            elif not 0 <= value < math.inf:
+                raise ConfigError(f"{field.name} = {value}: a number of 0 or more expected")
+            elif field.name in RATIOS and value > 1:
+                raise ConfigError(f"{field.name} = {value}: 0 to 1 expected")
         for high, low in (
             ("expert_load_high", "expert_load_low"),
             ("imbalance_high", "imbalance_low"),

@@ -6,6 +6,7 @@ clients of the store and of the exporter need that one.
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.parse
@@ -19,6 +20,13 @@ OLDEST_MAJOR = 11
 
 class PushError(ValueError):
     """A push cannot go on; the message names what, where and the fix."""
+
+
+def spoken(error: Exception) -> object:
+    """Why nobody answered, for a message; what is not HTTP is not repeated, for it may be binary."""
+    if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
+        return "what answers speaks no HTTP"
+    return getattr(error, "reason", error)
 
 
 class GrafanaApi:
@@ -137,8 +145,8 @@ class GrafanaApi:
                 raise PushError(self._explain(method, path, error)) from error
         except json.JSONDecodeError as error:
             raise PushError(f"{self.url} does not answer as Grafana does: check --grafana-url") from error
-        except OSError as error:
-            reason = getattr(error, "reason", error)
+        except (OSError, http.client.HTTPException) as error:
+            reason = spoken(error)
             raise PushError(f"no Grafana answers at {self.url} ({reason}): check --grafana-url") from error
 
     def _explain(self, method: str, path: str, error: urllib.error.HTTPError) -> str:

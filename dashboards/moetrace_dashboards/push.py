@@ -7,6 +7,7 @@ asked for (schemas/decisions/0006).
 from __future__ import annotations
 
 import difflib
+import http.client
 import json
 import os
 import ssl
@@ -21,7 +22,7 @@ from typing import Any
 
 from moetrace_dashboards import grafana_alerts
 from moetrace_dashboards.config import CLICKHOUSE_TYPE, FOLDER_TITLE, FOLDER_UID, PROMETHEUS_TYPE, Config
-from moetrace_dashboards.grafana_api import TIMEOUT_S, GrafanaApi, PushError
+from moetrace_dashboards.grafana_api import TIMEOUT_S, GrafanaApi, PushError, spoken
 from moetrace_dashboards.queries.sql import PLACEMENT_EPOCHS
 from moetrace_schemas.wording import count
 
@@ -259,8 +260,8 @@ def _placement_epochs(collector_url: str) -> list[dict[str, Any]]:
             f"({said[0][:200] if said else error.reason}): "
             f"set {TOKEN} or {TOKEN_FILE} to a token with scope read"
         ) from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = spoken(error)
         raise PushError(f"no collector answers at {collector_url} ({reason}): check --collector") from error
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from moetrace.errors import ConfigError, check_whole
-from moetrace.instrument.patches import WrapperMark, mark_of
+from moetrace.instrument.patches import WrapperMark, mark_of, mark_wrapper
 from moetrace.instrument.phases import check_layer
 from moetrace.instrument.wrap import Observer, timed
 from moetrace.record.sites import Role, Site
@@ -77,11 +78,12 @@ def _wrap_part(
 ) -> Any:
     role, phase = PARTS[name]
     is_module = hasattr(function, "forward") and hasattr(function, "named_modules")
-    if mark := mark_of(vars(function).get("forward") if is_module else function):
+    is_method = isinstance(function, MethodType) and not isinstance(function.__self__, type)
+    present = vars(function).get("forward") if is_module else function
+    if mark := mark_of(function.__func__ if is_method else present):
         if not _has_ended(mark):
             return function
-        while mark := mark_of(function):
-            function = mark.function
+        function = _underneath(mark, function)
     if name in ("dispatch", "combine") and layer is not None:
         observe = installer.placing.splits.observer(layer, phase)
     site = installer.tracer.sites.add(Site(role, phase, layer, f"wrap.{name}[{layer}]", alone=True))
@@ -95,7 +97,9 @@ def _wrap_part(
     if not is_module:
         installer.loose_sites.append(site)
         wrapped = make(function)
-        if mark := mark_of(wrapped):
+        if is_method:
+            wrapped = _of_owner(wrapped, function)
+        if mark := mark_of(wrapped.__func__ if isinstance(wrapped, MethodType) else wrapped):
             mark.made_for = weakref.ref(installer.tracer)
         return wrapped
     installer.hand_written.replace(function, "forward", make)
@@ -103,10 +107,35 @@ def _wrap_part(
     return function
 
 
+def _of_owner(wrapper: Callable[..., Any], method: MethodType) -> MethodType:
+    """The wrapper of a method as a method of the same object, which copies of the object have plain.
+
+    As a function it would go into a copy as it is, and compute there with the original's weights; pickle
+    would refuse it.
+    """
+    owner, plain = method.__self__, method.__func__
+
+    @functools.wraps(plain)
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return wrapper(*args, **kwargs) if self is owner else plain(self, *args, **kwargs)
+
+    mark = mark_of(wrapper)
+    return MethodType(mark_wrapper(call, plain, mark.retire if mark else lambda: None), owner)
+
+
 def _has_ended(mark: WrapperMark) -> bool:
     """Whether it is a function that was wrapped for a tracer which records nothing any more."""
     tracer = mark.made_for() if mark.made_for is not None else None
     return mark.made_for is not None and (tracer is None or tracer.closed)
+
+
+def _underneath(mark: WrapperMark | None, function: Any) -> Any:
+    """What our wrappers, of which the outermost has this mark, are around."""
+    if isinstance(function, MethodType) and mark is not None:
+        return MethodType(mark.function, function.__self__)
+    while mark := mark_of(function):
+        function = mark.function
+    return function
 
 
 def _device_of(callables: Mapping[str, Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import TypeVar
 
 from moetrace.record.assembler import STREAM_SHIFT, Assembler
 from moetrace.record.buffer import WIDTH, StepBuffer
@@ -14,6 +15,7 @@ from moetrace_schemas.columns import RowFlag
 from moetrace_schemas.enums import Direction, Phase, SkipReason
 
 _BARRIER = int(RowFlag.BARRIER)
+_Note = TypeVar("_Note")
 
 
 def build_record(
@@ -66,7 +68,7 @@ def build_record(
         start_unix_ns=buffer.start_unix_ns if placed is None else placed.unix_ns,
         anchor_error_ns=-1 if placed is None else placed.error_ns,
         duration_ns=end - start,
-        phases=_with_rows(phases, traffic, buffer),
+        phases=_with_rows(phases, buffer),
         experts=settled.experts,
         traffic=traffic,
         violations=settled.violations,
@@ -88,19 +90,6 @@ def _tracer_ns(buffer: StepBuffer, interval_cost_ns: float) -> int:
     return round(buffer.length // WIDTH * interval_cost_ns) + buffer.counting_ns
 
 
-def _local_rows(buffer: StepBuffer) -> dict[int, int]:
-    totals: dict[int, int] = {}
-    for layer, rows in buffer.local_rows:
-        totals[layer or 0] = totals.get(layer or 0, 0) + rows
-    return totals
-
-
-def _exchanged_once(buffer: StepBuffer) -> frozenset[tuple[int, str]]:
-    """(layer, phase) of exchanges that ran once; of hand-written code nothing else may tell its passes."""
-    calls = Counter((layer or 0, phase) for layer, phase, *_ in buffer.traffic)
-    return frozenset(key for key, count in calls.items() if count == 1)
-
-
 def _summed(traffic: Iterable[TrafficRecord]) -> tuple[TrafficRecord, ...]:
     """One record per (layer, phase): several forwards of one step add up."""
     sums: dict[tuple[int, Phase, int], list[int]] = {}
@@ -114,39 +103,73 @@ def _summed(traffic: Iterable[TrafficRecord]) -> tuple[TrafficRecord, ...]:
     )
 
 
-def _with_rows(
-    phases: tuple[PhaseRow, ...], traffic: tuple[TrafficRecord, ...], buffer: StepBuffer
-) -> tuple[PhaseRow, ...]:
+def _with_rows(phases: tuple[PhaseRow, ...], buffer: StepBuffer) -> tuple[PhaseRow, ...]:
     """Rows and bytes of the payload exchange and of the GEMM.
 
     The payload is the last of a layer's dispatches, but for those that its framework sends behind it.
-    Traffic is that of the forward pass; activation recompute repeats its times, not its counts. Where
-    a layer ran several times in the step (several forwards), rows cannot be told apart by pass here
-    and stay unknown.
+    Traffic is that of the forward pass; activation recompute repeats its times, not its counts. A layer that
+    ran several times in the step (several forwards) starts anew at its router, and was noted in the same
+    order; where there are not as many notes as passes, rows stay unknown.
     """
-    once, local_rows = _exchanged_once(buffer), _local_rows(buffer)
-    if not traffic and not local_rows:
+    sent, received = _noted(buffer)
+    if not sent and not received:
         return phases
-    sent = {(item.layer, item.phase): (sum(item.rows), sum(item.rows) * item.row_bytes) for item in traffic}
-    exchanges: dict[tuple[int, Phase], list[int]] = {}
-    gemms: dict[int, list[int]] = {}
     passes: dict[int, int] = {}
+    places: list[tuple[int, int]] = []  # index and pass, of the forward's exchanges and GEMMs
     for index, row in enumerate(phases):
         if row.direction is not Direction.FORWARD:
             continue
-        if row.flags & _BARRIER:
-            exchanges.setdefault((row.layer, row.phase), []).append(index)
-        elif row.phase is Phase.ROUTER:
+        if row.phase is Phase.ROUTER and not row.flags & _BARRIER:
             passes[row.layer] = passes.get(row.layer, 0) + 1
-        elif row.phase is Phase.EXPERT_GEMM:
-            gemms.setdefault(row.layer, []).append(index)
+        elif row.flags & _BARRIER or row.phase is Phase.EXPERT_GEMM:
+            places.append((index, passes.get(row.layer, 0)))
+    exchanges: dict[tuple[int, Phase], dict[int, list[int]]] = {}
+    gemms: dict[int, dict[int, list[int]]] = {}
+    for index, number in places:
+        row = phases[index]
+        # What comes before a layer's only router is of its only pass.
+        number = number if passes.get(row.layer, 0) > 1 else 1
+        if row.flags & _BARRIER:
+            exchanges.setdefault((row.layer, row.phase), {}).setdefault(number, []).append(index)
+        else:
+            gemms.setdefault(row.layer, {}).setdefault(number, []).append(index)
     rows = list(phases)
-    for key, indices in exchanges.items():
-        behind = buffer.behind_payload.get(key, 0)
-        if key in sent and key in once and passes.get(key[0], 1) == 1 and behind < len(indices):
-            index = indices[-1 - behind]
-            rows[index] = rows[index]._replace(rows=sent[key][0], bytes=sent[key][1])
-    for layer, indices in gemms.items():
-        if layer in local_rows and passes.get(layer, 1) == 1 and len(indices) == 1:
-            rows[indices[0]] = rows[indices[0]]._replace(rows=local_rows[layer])
+    for key, by_pass in exchanges.items():
+        noted, behind = _by_pass(sent.get(key, []), passes.get(key[0], 0)), buffer.behind_payload.get(key, 0)
+        if noted.keys() != by_pass.keys() or any(len(indices) <= behind for indices in by_pass.values()):
+            continue
+        for number, indices in by_pass.items():
+            # Of hand-written code without a router nothing else may tell its passes.
+            if len(noted[number]) == 1:
+                moved, size = noted[number][0]
+                index = indices[-1 - behind]
+                rows[index] = rows[index]._replace(rows=moved, bytes=size)
+    for layer, of_pass in gemms.items():
+        counted = _by_pass(received.get(layer, []), passes.get(layer, 0))
+        if counted.keys() == of_pass.keys() and all(len(indices) == 1 for indices in of_pass.values()):
+            for number, (index,) in of_pass.items():
+                rows[index] = rows[index]._replace(rows=sum(counted[number]))
     return tuple(rows)
+
+
+def _noted(
+    buffer: StepBuffer,
+) -> tuple[dict[tuple[int, Phase], list[tuple[int, int]]], dict[int, list[int]]]:
+    """Rows and bytes sent by layer and phase, and rows received by layer, in the order of the passes."""
+    sent: dict[tuple[int, Phase], list[tuple[int, int]]] = {}
+    for layer, phase, row_bytes, rows in buffer.traffic:
+        sent.setdefault((layer or 0, Phase(phase)), []).append((sum(rows), sum(rows) * row_bytes))
+    received: dict[int, list[int]] = {}
+    for layer, received_rows in buffer.local_rows:
+        received.setdefault(layer or 0, []).append(received_rows)
+    return sent, received
+
+
+def _by_pass(noted: list[_Note], passes: int) -> dict[int, list[_Note]]:
+    """What was noted in each pass through a layer, from 1; nothing where that cannot be told.
+
+    Without a router, or with one call of it, all is of one pass.
+    """
+    if passes <= 1:
+        return {1: noted} if noted else {}
+    return {number: [one] for number, one in enumerate(noted, 1)} if len(noted) == passes else {}

@@ -151,7 +151,7 @@ def test_a_second_collector_is_told_who_owns_the_directory(tmp_path: Path) -> No
         assert done.stderr == (
             f"moetrace: {tmp_path} is owned by the collector with pid {process.process.pid} at "
             f"{process.http_address}: query it with moetrace query --dir {tmp_path} '...', "
-            "or give this one another --dir\n"
+            "stop it, or give this one another --dir\n"
         )
 
 

@@ -112,6 +112,14 @@ def test_parts_add_up(answers: dict[str, list[dict[str, Any]]]) -> None:
     assert shares["cross_node"] == pytest.approx(0.5, abs=0.1)
 
 
+def test_told_and_expected_rows(answers: dict[str, list[dict[str, Any]]]) -> None:
+    """Experts 4 and 5 have five shares of 18, on rank 2; four of 284 pairs were dropped, and sent."""
+    rows = answers["expected_traffic"]
+    assert {row["destination_ep_rank"] for row in rows} == {2}
+    for row in rows:
+        assert row["told_of_expected"] == pytest.approx(1 + 4 / 280, abs=0.01)
+
+
 def test_placements_and_missing_ranks(answers: dict[str, list[dict[str, Any]]]) -> None:
     """38 counted steps before the change, 16 whole ones after; rank 3 missed four steps and was late once."""
     placements = [
@@ -155,6 +163,7 @@ def test_exchanges_by_layer_and_minute(answers: dict[str, list[dict[str, Any]]])
         assert int(row["exchanges"]) == 58  # the two steps of warm-up are left out
     over_time = answers["transfers_over_time"]
     assert sum(int(row["number"]) for row in over_time) == 60 * 3 * 2
+    assert all(not isinstance(value, list | dict) for row in over_time for value in row.values())
     assert all(row["mean_us"] * 0.9 < row["p95_us"] <= row["longest_us"] * 1.05 for row in over_time)
 
 

@@ -173,7 +173,7 @@ def test_collectors_are_asked_with_what_the_environment_says() -> None:
         and not str(path).endswith(ASK_BY_THEMSELVES)
     ]
     assert by_themselves == [], (
-        "use moetrace_collectors.access.client: client_access().open(request, timeout_s=...)"
+        "use moetrace_collectors.access.client: client_access().fetch(request, timeout_s=...)"
     )
 
 

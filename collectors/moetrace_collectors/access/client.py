@@ -6,6 +6,7 @@ the machine can read it, or in a shell's history.
 
 from __future__ import annotations
 
+import http.client
 import os
 import ssl
 import urllib.error
@@ -37,12 +38,26 @@ class ClientAccess:
     key: str = ""
     """Empty where the certificate's file holds the key too."""
 
-    def open(self, request: urllib.request.Request, *, timeout_s: float) -> Any:
-        """Send a request; what `urllib.request.urlopen` returns and raises.
+    def fetch(self, request: urllib.request.Request, *, timeout_s: float) -> bytes:
+        """Send a request; the answer's body.
 
         Raises:
             UsageError: a file is missing or not what it should be.
+            OSError: as `urllib.request.urlopen` does; also where what answers is not HTTP, or broke off.
         """
+        try:
+            with self._open(request, timeout_s=timeout_s) as answer:
+                body: bytes = answer.read()
+                return body
+        except ConnectionError:
+            raise  # of a connection that was closed without an answer, which http.client counts as both
+        except http.client.IncompleteRead as error:
+            raise urllib.error.URLError(f"its answer broke off after {len(error.partial)} bytes") from error
+        except http.client.HTTPException as error:
+            # Not the text of the error: it is what came, and may be binary.
+            raise urllib.error.URLError("what answers speaks no HTTP; is it the gRPC port?") from error
+
+    def _open(self, request: urllib.request.Request, *, timeout_s: float) -> Any:
         if self.token:
             # Not a plain header: it would follow a redirect to another host.
             request.add_unredirected_header("Authorization", f"Bearer {self.token}")

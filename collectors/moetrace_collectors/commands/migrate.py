@@ -8,7 +8,8 @@ from pathlib import Path
 from moetrace_collectors import owner
 from moetrace_collectors.errors import UsageError
 from moetrace_collectors.migrate import keep_rows_for, migrate
-from moetrace_collectors.store import StoreAddress, embedded_dsn, first_line, open_client, parse_store
+from moetrace_collectors.store import StoreAddress, embedded_dsn, open_client, parse_store
+from moetrace_collectors.store_errors import store_takes_migrations
 from moetrace_schemas.clickhouse.render import (
     MigrationError,
     create_database,
@@ -93,13 +94,10 @@ def _apply(address: StoreAddress, arguments: argparse.Namespace) -> int:
     ownership = owner.acquire(folder, address) if folder is not None else None
     try:
         client = open_client(address)
-        from clickhouse_connect.driver.exceptions import ClickHouseError
-
         try:
-            applied = migrate(client, database=arguments.database, cluster=arguments.cluster)
-            keep_rows_for(client, days_by_table, database=arguments.database, cluster=arguments.cluster)
-        except ClickHouseError as error:
-            raise UsageError(f"{address.display} refused a migration: {first_line(error)}") from error
+            with store_takes_migrations(address.display):
+                applied = migrate(client, database=arguments.database, cluster=arguments.cluster)
+                keep_rows_for(client, days_by_table, database=arguments.database, cluster=arguments.cluster)
         finally:
             client.close()
     finally:

@@ -225,9 +225,7 @@ def _over_http(url: str, query: Query) -> bytes:
         method="POST",
     )
     try:
-        with client_access().open(request, timeout_s=TIMEOUT_S) as answer:
-            result: bytes = answer.read()
-            return result
+        return client_access().fetch(request, timeout_s=TIMEOUT_S)
     except UsageError:
         raise
     except urllib.error.HTTPError as error:

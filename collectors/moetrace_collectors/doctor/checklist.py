@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -140,6 +141,8 @@ def _ask(url: str) -> Finding:
         with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as answer:
             document = json.loads(answer.read())
         return checks.alert_rules(document["data"]["groups"])
+    except http.client.HTTPException:
+        return checks.alert_rules(None, problem=f"{url} does not answer as Prometheus does (no HTTP)")
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = getattr(error, "reason", error)
         return checks.alert_rules(None, problem=f"{url} does not answer as Prometheus does ({reason})")

@@ -91,8 +91,7 @@ def send(url: str, report: PlacementReport, *, world_size: int) -> None:
         method="POST",
     )
     try:
-        with client_access().open(request, timeout_s=TIMEOUT_S) as answer:
-            body = ExportTraceServiceResponse.FromString(answer.read())
+        body = ExportTraceServiceResponse.FromString(client_access().fetch(request, timeout_s=TIMEOUT_S))
     except UsageError:
         raise
     except urllib.error.HTTPError as error:

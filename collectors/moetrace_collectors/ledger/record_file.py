@@ -81,7 +81,7 @@ def _of_replay(path: Path, document: Mapping[str, Any], planner: str | None) -> 
     if wanted is None:
         raise UsageError(
             f"{path} recommends no move ({document['recommendation'].get('sentence', 'no reason given')}): "
-            "give --planner to record one all the same"
+            "give --planner to take one all the same"
         )
     found = next((item for item in document["planners"] if item.get("planner") == wanted), None)
     if found is None or "physical_to_logical" not in found:

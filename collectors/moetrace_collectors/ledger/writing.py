@@ -67,6 +67,7 @@ def open_recorder(target: Target, *, database: str) -> Iterator[tuple[Recorder, 
     from moetrace_collectors.ledger.recorder import Recorder
     from moetrace_collectors.migrate import migrate
     from moetrace_collectors.store import open_client, parse_store
+    from moetrace_collectors.store_errors import store_takes_migrations
     from moetrace_collectors.views.store_rows import ClientStore
 
     address = parse_store(target.dsn)
@@ -76,7 +77,8 @@ def open_recorder(target: Target, *, database: str) -> Iterator[tuple[Recorder, 
     try:
         client = open_client(address)
         try:
-            migrate(client, database=database)
+            with store_takes_migrations(address.display):
+                migrate(client, database=database)
             recorder = Recorder(
                 ClientLedgerStore(client, database=database), unix_ms=lambda: time.time_ns() // 1_000_000
             )

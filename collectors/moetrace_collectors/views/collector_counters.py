@@ -31,8 +31,7 @@ def read_counters(url: str, *, clock_s: Callable[[], float] = time.monotonic) ->
     """
     request = urllib.request.Request(f"{url.rstrip('/')}/metrics")
     try:
-        with client_access().open(request, timeout_s=TIMEOUT_S) as answer:
-            text = answer.read().decode()
+        text = client_access().fetch(request, timeout_s=TIMEOUT_S).decode()
         return parse_counters(text, read_monotonic_s=clock_s())
     except UsageError:
         raise

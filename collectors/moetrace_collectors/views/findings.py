@@ -15,6 +15,8 @@ class Incomparable(StrEnum):
 
     ONE_RANK = "one_rank"
     NO_EXCHANGE = "no_exchange"
+    NO_GROUP = "no_group"
+    """There are exchanges, of which no rank says whose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,12 @@ _INCOMPARABLE = {
         "or check that the model's dispatch and combine between ranks are traced and that ranks tell their "
         "expert-parallel group (moetrace.init(ep_rank=, ep_size=, ep_group=)).",
     ),
+    Incomparable.NO_GROUP: (
+        "No rank can be compared with another: there are exchanges, but ranks say that they have no "
+        "expert-parallel group.",
+        "Say the group: moetrace.init(ep_rank=, ep_size=, ep_group=). It is learned only from an exchange of "
+        "torch.distributed in a wrapped dispatch or combine that runs uncompiled.",
+    ),
 }
 """Headline and advice."""
 

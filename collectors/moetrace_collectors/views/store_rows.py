@@ -145,8 +145,7 @@ class HttpStore:
             method="POST",
         )
         try:
-            with self._access.open(request, timeout_s=HTTP_TIMEOUT_SECONDS) as response:
-                body: bytes = response.read()
+            body = self._access.fetch(request, timeout_s=HTTP_TIMEOUT_SECONDS)
         except UsageError:
             raise
         except urllib.error.HTTPError as error:

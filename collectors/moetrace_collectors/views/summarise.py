@@ -36,6 +36,7 @@ MISSING_STEPS = 3
 MISSING_AT_END_STEPS = 20
 """Of a run that may be over, each of so many: ranks do not all send their last few steps before they exit."""
 NO_EXCHANGE_REASON = "No exchange between ranks"
+NO_GROUP_REASON = "No exchange between ranks can be judged: there are some"
 """How the verdict engine's reason begins for a step in which no two ranks exchanged anything."""
 LAYER_SHARE = 0.5
 """A layer is named where it holds this share of the worth or more (as within one step)."""
@@ -177,7 +178,10 @@ def _incomparable(counted: Sequence[StepRow]) -> Incomparable | None:
         return Incomparable.ONE_RANK
     # Where ranks are missing, their exchanges may only be missing with them.
     alone = all(row.reason.startswith(NO_EXCHANGE_REASON) and not row.missing_ranks for row in counted)
-    return Incomparable.NO_EXCHANGE if alone else None
+    if not alone:
+        return None
+    some = any(row.reason.startswith(NO_GROUP_REASON) for row in counted)
+    return Incomparable.NO_GROUP if some else Incomparable.NO_EXCHANGE
 
 
 def _missing(counted: Sequence[StepRow], newest_steps: int) -> dict[int, int]:

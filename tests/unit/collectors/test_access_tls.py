@@ -101,9 +101,7 @@ def http(
 def get(server: HttpServer, access: ClientAccess, scheme: str = "https") -> bytes:
     """The page."""
     asked = urllib.request.Request(f"{scheme}://127.0.0.1:{server.port}/")
-    with access.open(asked, timeout_s=10) as answer:
-        body: bytes = answer.read()
-        return body
+    return access.fetch(asked, timeout_s=10)
 
 
 def test_https_is_served_and_its_certificate_is_checked(files: Certificates) -> None:

@@ -88,7 +88,7 @@ def test_a_second_owner_is_told_who_and_how_to_query(tmp_path: Path) -> None:
         owner.acquire(tmp_path, store)
     assert str(error.value) == (
         f"{tmp_path} is owned by the collector with pid {os.getpid()} at http://127.0.0.1:4318: "
-        f"query it with moetrace query --dir {tmp_path} '...', or give this one another --dir"
+        f"query it with moetrace query --dir {tmp_path} '...', stop it, or give this one another --dir"
     )
     ownership.release()
     owner.acquire(tmp_path, store).release()

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from moetrace_collectors.model import JoinedStep
 from moetrace_collectors.number_format import length_text
+from moetrace_collectors.testing import SyntheticRun
 from moetrace_collectors.verdict import VerdictEngine
 from moetrace_collectors.views.run_records import StepRow
-from moetrace_collectors.views.summarise import NO_EXCHANGE_REASON, summarise
+from moetrace_collectors.views.summarise import NO_EXCHANGE_REASON, NO_GROUP_REASON, summarise
 from moetrace_schemas.enums import Cause, ClosedBy, Evidence, Phase
 from run_view_builders import step_row, suspect
 
@@ -140,6 +141,23 @@ def test_run_without_exchanges_is_told_that_none_can_be_compared() -> None:
     assert summarise([*alone, step_row(3)]).headline.startswith("No rank stands out")
     partial = [step_row(step, reason=reason, missing_ranks=(1,)) for step in range(3)]
     assert summarise(partial).headline.startswith("Rank 1 missing from 3 of 3 steps. No rank can be named")
+
+
+def test_run_whose_ranks_do_not_say_their_group_is_told_to_say_it() -> None:
+    """Exchanges without a group are no missing exchanges: recording goes on being of use once it is told."""
+    alone = tuple(
+        replace(one, ep_group=one.rank, ep_rank=0, ep_size=1)
+        for one in SyntheticRun(run_id="run", world_size=2, num_layers=1).step(0)
+    )
+    joined = JoinedStep(
+        run_id="run", step=0, world_size=2, rank_steps=alone, missing_ranks=(), closed_by=ClosedBy.COMPLETE
+    )
+    reason = VerdictEngine().judge(joined).reason
+    assert reason.startswith(NO_GROUP_REASON)
+    summary = summarise([step_row(step, reason=reason) for step in range(3)])
+    assert "there are exchanges, but ranks say that they have no expert-parallel group" in summary.headline
+    assert "no step has an exchange" not in summary.headline
+    assert summary.next_steps[0].startswith("Say the group: moetrace.init(ep_rank=")
 
 
 def test_one_step_is_singular() -> None:

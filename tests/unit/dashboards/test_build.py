@@ -50,6 +50,14 @@ def test_check_tells_missing_changed_and_left_over_files(
         ("expert_load_low = 9.0", "expert_load_low = 9.0: at most expert_load_high = 3.0"),
         ('trace_datasource_type = "zipkin"', "tempo or jaeger expected"),
         ("= 1", "cannot read"),
+        ('persistent_for = "abc"', "persistent_for = 'abc': a duration as in 15m or 1h30m expected"),
+        ('dead_expert_window = ""', "a duration as in 15m or 1h30m expected"),
+        ('rebalance_window = "0h"', "a duration as in 15m or 1h30m expected"),
+        ('placement_watch = "30m1h"', "a duration as in 15m or 1h30m expected"),
+        ("all_to_all_p99_budget_s = -1", "all_to_all_p99_budget_s = -1: a number of 0 or more expected"),
+        ("dropped_ratio = nan", "dropped_ratio = nan: a number of 0 or more expected"),
+        ("imbalance_high = inf", "imbalance_high = inf: a number of 0 or more expected"),
+        ("coverage_ratio = 95", "coverage_ratio = 95: 0 to 1 expected"),
     ],
 )
 def test_a_mistake_in_the_configuration_is_named(tmp_path: Path, text: str, message: str) -> None:

@@ -90,15 +90,39 @@ def test_recompute_repeats_times_but_not_rows() -> None:
     assert {(row.rows, row.bytes) for row in backward} == {(-1, -1)}
 
 
-def test_rows_of_several_forwards_stay_unknown_by_pass_and_add_up_by_layer() -> None:
-    """Which pass moved how much is not known here; how much the step moved is."""
+def test_rows_of_several_forwards_are_those_of_each_pass_and_add_up_by_layer() -> None:
+    """Gradient accumulation inside one step: each pass has the rows that were noted in it."""
+    step = Step(200)
+    expert_parallel_pass(step, 10)
+    traffic(step)
+    expert_parallel_pass(step, 110)
+    step.buffer.traffic.append((0, Phase.DISPATCH, 16, [10, 1]))
+    step.buffer.traffic.append((0, Phase.COMBINE, 16, [2, 2]))
+    step.buffer.local_rows.append((0, 4))
+    record = step.record()
+    assert with_rows(record.phases) == [
+        ("dispatch", "forward", 1, 7, 112),
+        ("expert_gemm", "forward", 0, 5, -1),
+        ("combine", "forward", 0, 5, 80),
+        ("dispatch", "forward", 3, 11, 176),
+        ("expert_gemm", "forward", 1, 4, -1),
+        ("combine", "forward", 1, 4, 64),
+    ]
+    assert [(item.phase, item.rows) for item in record.traffic] == [
+        ("dispatch", (13, 5)),
+        ("combine", (5, 4)),
+    ]
+
+
+def test_rows_stay_unknown_where_not_every_forward_was_noted() -> None:
+    """Which of two passes the one note is of cannot be told; how much the step moved is known."""
     step = Step(200)
     for start in (10, 110):
         expert_parallel_pass(step, start)
-        traffic(step)
+    traffic(step)
     record = step.record()
     assert with_rows(record.phases) == []
-    assert [(item.phase, item.rows) for item in record.traffic] == [("dispatch", (6, 8)), ("combine", (6, 4))]
+    assert [(item.phase, item.rows) for item in record.traffic] == [("dispatch", (3, 4)), ("combine", (3, 2))]
 
 
 def test_what_is_sent_behind_the_payload_does_not_get_its_rows() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -75,6 +77,63 @@ def test_wrapping_twice_is_wrapping_once(record: Make) -> None:
     assert len(step.seen_sites) == 2
 
 
+class Owner(nn.Module):
+    """Hand-written code whose experts are a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2,), 3.0))
+
+    def experts(self, rows: torch.Tensor) -> torch.Tensor:
+        """Any work with the object's own weights."""
+        return rows * self.weight
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """One layer."""
+        return self.experts(rows)
+
+
+@pytest.mark.parametrize("copy_of", [copy.deepcopy, lambda owner: pickle.loads(pickle.dumps(owner))])
+def test_a_copy_of_what_a_wrapped_method_belongs_to_is_plain_and_has_its_own_weights(
+    record: Make, copy_of: Callable[[Owner], Owner]
+) -> None:
+    """An averaged copy of a model, or a saved one, computes with its own weights and is not recorded."""
+    recording, owner = record(), Owner()
+    owner.experts = recording.tracer.wrap(experts=owner.experts, layer=0).experts  # type: ignore[method-assign]
+    twin = copy_of(owner)
+    with torch.no_grad():
+        twin.weight.zero_()
+    rows = torch.ones(2)
+    with recording.tracer.step():
+        assert twin(rows).tolist() == [0.0, 0.0]
+    with recording.tracer.step():
+        assert owner(rows).tolist() == [3.0, 3.0]
+    of_twin, of_owner = recording.records()
+    assert len(of_twin.seen_sites) == 0
+    assert len(of_owner.seen_sites) == 1
+
+
+def test_a_wrapped_method_is_wrapped_once_and_named_as_before(record: Make) -> None:
+    """Wrapping what is wrapped changes nothing; it is still a method of its object."""
+    recording, owner = record(), Owner()
+    once = recording.tracer.wrap(experts=owner.experts, layer=0).experts
+    assert recording.tracer.wrap(experts=once, layer=0).experts is once
+    assert once.__self__ is owner
+    assert once.__name__ == "experts"
+
+
+def test_a_wrapped_method_is_recorded_inside_a_compiled_graph(record: Make) -> None:
+    """No graph break, the same numbers, and the call is seen."""
+    recording, owner = record(), Owner()
+    owner.experts = recording.tracer.wrap(experts=owner.experts, layer=0).experts  # type: ignore[method-assign]
+    model = torch.compile(owner, backend="aot_eager", fullgraph=True)
+    model(torch.ones(2))
+    with recording.tracer.step():
+        assert model(torch.ones(2)).tolist() == [3.0, 3.0]
+    (step,) = recording.records()
+    assert len(step.seen_sites) == 1
+
+
 def test_a_function_of_a_tracer_that_has_ended_is_wrapped_for_the_next_one(record: Make) -> None:
     """As after `init` in a forked child, or in a cell of a notebook that runs again."""
     before, after = record(), record()
@@ -86,6 +145,20 @@ def test_a_function_of_a_tracer_that_has_ended_is_wrapped_for_the_next_one(recor
     (step,) = after.records()
     assert len(step.seen_sites) == 1
     assert before.records() == []
+
+
+def test_a_method_of_a_tracer_that_has_ended_is_wrapped_for_the_next_one(record: Make) -> None:
+    """As a function is; it stays a method of its object."""
+    before, after, owner = record(), record(), Owner()
+    wrapped = before.tracer.wrap(experts=owner.experts, layer=0).experts
+    before.tracer.shutdown()
+    again = after.tracer.wrap(experts=wrapped, layer=0).experts
+    with after.tracer.step():
+        assert again(torch.ones(2)).tolist() == [3.0, 3.0]
+    (step,) = after.records()
+    assert len(step.seen_sites) == 1
+    assert before.records() == []
+    assert again.__self__ is owner
 
 
 def test_with_num_experts_the_routers_ids_are_counted(record: Make) -> None:
