@@ -5,8 +5,9 @@ in random order, round by round, so that a machine that changes speed changes it
 condition is compared with "off" of the same round; the median of those ratios is quoted with a
 bootstrap interval of 95 %.
 
-Conditions: off (nothing wrapped); every step traced, to a server that answers at once; refused (nobody
-listens); blackholed (accepts, never answers). What fewer recorded steps cost says benchmarks/tool_cost.py.
+Conditions: off (nothing wrapped); every step traced, to a server that answers at once; slow (answers after a
+second); refused (nobody listens); blackholed (accepts, never answers). What fewer recorded steps cost says
+benchmarks/tool_cost.py.
 
     python benchmarks/step_cost.py [--rounds 20] [--steps 30] [--write]
 """
@@ -28,6 +29,8 @@ from results import write_section
 
 import moetrace
 
+SLOW_S = 1.0
+
 
 class Accept(BaseHTTPRequestHandler):
     """Answers every request with an empty success."""
@@ -44,18 +47,26 @@ class Accept(BaseHTTPRequestHandler):
         return None
 
 
-def serve(port: Any) -> None:
+class AcceptLate(Accept):
+    """The same, after a while."""
+
+    def do_POST(self) -> None:  # noqa: D102
+        time.sleep(SLOW_S)
+        super().do_POST()
+
+
+def serve(port: Any, handler: type[Accept]) -> None:
     """A server that takes everything; tells its port through a queue."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Accept)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     port.put(server.server_port)
     server.serve_forever()
 
 
-def good_server() -> str:
+def good_server(handler: type[Accept] = Accept) -> str:
     """Address of such a server in a process of its own, as a collector is."""
     context = multiprocessing.get_context("spawn")
     port = context.Queue()
-    context.Process(target=serve, args=(port,), daemon=True).start()
+    context.Process(target=serve, args=(port, handler), daemon=True).start()
     return f"http://127.0.0.1:{port.get()}"
 
 
@@ -115,6 +126,7 @@ def main() -> None:
     conditions = {
         "off": None,
         "on, 1/1": (good_server(), "1/1"),
+        "slow, 1/1": (good_server(AcceptLate), "1/1"),
         "refused, 1/1": ("http://127.0.0.1:9", "1/1"),
         "blackholed, 1/1": (hole, "1/1"),
     }

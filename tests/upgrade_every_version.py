@@ -8,23 +8,37 @@ from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ledger_builders import MemoryLedger, report
+from moetrace_collectors.events import CollectorEvent, EventKind
+from moetrace_collectors.ledger import ledger_rows
+from moetrace_collectors.ledger.recorder import Recorder
 from moetrace_collectors.migrate import migrate
-from moetrace_collectors.model import JoinedStep
+from moetrace_collectors.model import (
+    CoactivationColumns,
+    JoinedStep,
+    RankStep,
+    ViolationCount,
+    WaitCycles,
+)
 from moetrace_collectors.roll_ups.roll_up import RollUp, RollUpSettings
 from moetrace_collectors.sinks.base import StepResult
 from moetrace_collectors.sinks.clickhouse_columns import TableColumns
-from moetrace_collectors.sinks.clickhouse_rows import TableRows, rank_step_rows, verdict_rows
+from moetrace_collectors.sinks.clickhouse_rows import TableRows, event_rows, unjoined_rows, verdict_rows
 from moetrace_collectors.store import embedded_dsn, open_client, parse_store
 from moetrace_collectors.testing import SyntheticRun
 from moetrace_collectors.verdict.engine import VerdictEngine
 from moetrace_schemas.clickhouse.render import create_database, migrations, statements
-from moetrace_schemas.enums import ClosedBy
+from moetrace_schemas.enums import PHASE_CODE, ClosedBy, Phase
 
 RUN = SyntheticRun(run_id="upgraded", world_size=3, slow_rank=1)
 NUM_STEPS = 3
+START_MS = RUN.start_unix_ns // 1_000_000
 INTERRUPTED_AT = 8
 MINUTES = """
 SELECT (SELECT (sum(count), min(source_rows) > 0) FROM {database}.expert_load_minutes),
@@ -35,7 +49,7 @@ SELECT (SELECT (sum(count), min(source_rows) > 0) FROM {database}.expert_load_mi
 
 
 def tables() -> list[TableColumns | TableRows]:
-    """Rows of three steps, for every table that a collector fills."""
+    """Rows of three steps, of an event and of a placement, for every table that collectors fill."""
     engine = VerdictEngine()
     results = []
     for step in range(NUM_STEPS):
@@ -43,13 +57,60 @@ def tables() -> list[TableColumns | TableRows]:
             run_id=RUN.run_id,
             step=step,
             world_size=RUN.world_size,
-            rank_steps=RUN.step(step),
+            rank_steps=tuple(map(with_everything, RUN.step(step))),
             missing_ranks=(),
             closed_by=ClosedBy.COMPLETE,
         )
         results.append(StepResult(joined=joined, verdict=engine.judge(joined), loads=()))
     rank_steps = [rank_step for result in results for rank_step in result.joined.rank_steps]
-    return [*rank_step_rows(rank_steps, late=False, received_unix_ms=0), *verdict_rows(results)]
+    *of_ranks, arrivals = unjoined_rows(rank_steps, received_unix_ms=0)
+    assert isinstance(arrivals, TableRows)
+    event = CollectorEvent(time_unix_ms=START_MS, kind=EventKind.STARTED, reason="", run_id=RUN.run_id)
+    return [
+        *of_ranks,
+        *verdict_rows(results),
+        # Else old versions, in which the store does not put its time in, would have it expire.
+        TableRows(
+            table=arrivals.table,
+            names=(*arrivals.names, "stored_at"),
+            columns=(*arrivals.columns, [START_MS] * len(arrivals)),
+        ),
+        event_rows([event]),
+        *placement_rows(),
+    ]
+
+
+def with_everything(rank_step: RankStep) -> RankStep:
+    """The same with all that a rank may send beside phases, counts and traffic."""
+    counts = rank_step.experts[0]
+    pair = dict.fromkeys(("layer", "span", "first", "second", "count"), np.array([1], dtype=np.int64))
+    return replace(
+        rank_step,
+        unfolded=(counts,),
+        violations=(ViolationCount(layer=0, violation=0, count=3),),
+        coactivation=CoactivationColumns(**pair),
+        waits=(WaitCycles(phase=PHASE_CODE[Phase.DISPATCH], cycles=np.arange(RUN.world_size)),),
+    )
+
+
+def placement_rows() -> tuple[TableRows, TableRows]:
+    """An announced placement: its row of the ledger, and its slots."""
+    ledger = MemoryLedger()
+    told = report(1, run_id=RUN.run_id)
+    Recorder(ledger, unix_ms=lambda: START_MS).record(told)
+    values = [ledger_rows.ledger_values(row) for row in ledger.of_run(RUN.run_id)]
+    return (
+        TableRows(
+            table=ledger_rows.LEDGER_TABLE,
+            names=ledger_rows.LEDGER_COLUMNS,
+            columns=tuple(map(list, zip(*values, strict=True))),
+        ),
+        TableRows(
+            table=ledger_rows.SLOTS_TABLE,
+            names=ledger_rows.SLOT_COLUMNS,
+            columns=tuple(ledger_rows.slot_columns(RUN.run_id, 1, told.mapping)),
+        ),
+    )
 
 
 def columns(client: Any, database: str, table: str) -> list[str]:
@@ -71,11 +132,24 @@ def insert(client: Any, database: str, table: TableColumns | TableRows, names: l
 
 
 def digest(client: Any, database: str, table: str, names: list[str]) -> list[Any]:
-    """Rows and a checksum over some of their columns, whatever their order."""
+    """Rows and a checksum over some of their columns, whatever their order; each once where repeats merge."""
+    [[engine]] = client.query(
+        f"SELECT engine FROM system.tables WHERE database = '{database}' AND name = '{table}'"
+    ).result_rows
+    final = "" if engine == "MergeTree" else "FINAL"
     found = client.query(
-        f"SELECT count(), sum(cityHash64(toString(tuple({', '.join(names)})))) FROM {database}.{table} FINAL"
+        f"SELECT count(), sum(cityHash64(toString(tuple({', '.join(names)})))) "
+        f"FROM {database}.{table} {final}"
     )
     return list(found.result_rows[0])
+
+
+def filled(client: Any, database: str) -> list[str]:
+    """Tables that hold rows."""
+    found = client.query(
+        f"SELECT name FROM system.tables WHERE database = '{database}' AND total_rows > 0 ORDER BY name"
+    )
+    return [str(name) for (name,) in found.result_rows]
 
 
 def minutes(client: Any, database: str) -> list[Any]:
@@ -121,6 +195,7 @@ def main() -> None:
             upgraded = minutes(client, database)
             RollUp(client, RollUpSettings(database=database, look_back_ms=0)).turn(everything=True)
             told[database] = {
+                "filled": filled(client, database),
                 "minutes": upgraded,
                 "rolled_up": minutes(client, database),
                 "applied": applied,

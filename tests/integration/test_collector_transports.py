@@ -202,6 +202,7 @@ def test_queries_answer_like_a_clickhouse_server(process: CollectorProcess) -> N
         ("SELEC 1", 403, "only reading is possible here"),
         ("SELECT * FROM nowhere", 404, "nowhere"),
         ("INSERT INTO step_verdicts (run_id) VALUES ('x')", 403, "only reading is possible here"),
+        ("WITH 7 AS n INSERT INTO step_verdicts (step) SELECT n", 403, "readonly"),
         ("SELECT file('/etc/hostname')", 403, "file is not available here"),
         ("SELECT * FROM url('http://127.0.0.1:1/', 'CSV', 'a String')", 403, "readonly"),
         ("SELECT 1 SETTINGS max_execution_time = 0", 403, "readonly"),

@@ -15,6 +15,7 @@ from integration.collector_process import CollectorProcess, collector
 from moetrace_collectors.testing import SyntheticRun, request
 from moetrace_dashboards.build import GENERATED
 from moetrace_dashboards.queries.sql import PLACEMENT_EPOCHS
+from moetrace_schemas.clickhouse.render import TIME_COLUMNS
 from moetrace_schemas.enums import ForwardMode, Phase
 
 NUM_STEPS = 40
@@ -74,8 +75,8 @@ PANELS = dict(sql_panels())
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """Title -> rows of every SQL panel, over 40 steps of 4 ranks; the placement changes at step 20."""
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProcess]:
+    """A collector with 40 steps of 4 ranks; the placement changes at step 20."""
     with collector(tmp_path_factory.mktemp("sql")) as process:
         for step in range(NUM_STEPS):
             version = 1 if step < CHANGED_AT else 2
@@ -83,8 +84,14 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
             assert process.send(request(ranks)).status == 200
         # The sink writes all tables of a batch before it counts the verdicts' rows.
         wait_for_rows(process, "SELECT count() AS n FROM step_verdicts FINAL", NUM_STEPS)
-        found = {title: ask_sql(process, expand(sql)) for title, sql in PANELS.items()}
-        return {**found, EPOCHS: ask_sql(process, PLACEMENT_EPOCHS)}
+        yield process
+
+
+@pytest.fixture(scope="module")
+def answers(filled: CollectorProcess) -> dict[str, list[dict[str, Any]]]:
+    """Title -> rows of every SQL panel."""
+    found = {title: ask_sql(filled, expand(sql)) for title, sql in PANELS.items()}
+    return {**found, EPOCHS: ask_sql(filled, PLACEMENT_EPOCHS)}
 
 
 def ask_sql(process: CollectorProcess, sql: str) -> list[dict[str, Any]]:
@@ -109,6 +116,22 @@ def test_the_engine_runs_every_panel_and_returns_rows(
 ) -> None:
     """No panel's SQL fails, and none is empty over a run that has what it shows."""
     assert answers[title]
+
+
+@pytest.mark.parametrize("title", sorted(PANELS))
+def test_a_panel_reads_no_more_than_its_run_and_its_time(title: str, filled: CollectorProcess) -> None:
+    """Both conditions reach the indexes of every table that it reads, so that a month of runs costs no hour.
+
+    Events are in order of time, not of runs.
+    """
+    plan = ask_sql(filled, f"EXPLAIN indexes = 1, pretty = 0 {expand(PANELS[title])}")
+    _, *reads = re.split(r"ReadFromMergeTree \(moetrace\.", "\n".join(row["explain"] for row in plan))
+    assert reads
+    for read in reads:
+        table = read.partition(")")[0]
+        assert f"run_id in ['{RUN.run_id}', '{RUN.run_id}']" in read or table == "collector_events", read
+        if "$__timeFilter" in PANELS[title]:
+            assert f"({TIME_COLUMNS[table]} in [" in read, read
 
 
 def test_the_slow_rank_is_on_top(answers: dict[str, list[dict[str, Any]]]) -> None:

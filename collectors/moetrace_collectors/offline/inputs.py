@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -33,6 +34,7 @@ SUFFIXES = (
 )
 """Files of a folder that are looked at; a file that is named itself may have any name."""
 MAX_FILES = 16_384
+_PART = re.compile(r"([^0-9]*)([0-9]*)")
 _TRACE_MARKS = (b'"traceEvents"', b'"deviceProperties"', b'"distributedInfo"', b'"traceName"')
 """Of these a PyTorch profiler trace has one in its first 64 KiB, however much stands before its events."""
 
@@ -96,6 +98,9 @@ def kind_of(path: Path) -> InputKind:
 def expand(paths: Sequence[Path]) -> tuple[list[Path], bool]:
     """The files that the paths stand for, and whether some were found in folders.
 
+    Named files stay in the order in which they were named; those of a folder come as people count, since the
+    place of a trace may be all that tells its rank: `trace_2.json` before `trace_10.json`.
+
     Raises:
         UsageError: no such path, or a folder without a file of a known name.
     """
@@ -131,10 +136,19 @@ def _fitting(folder: Path) -> list[Path]:
     except OSError as error:
         raise UsageError(f"cannot read {folder}: {error.strerror}") from error
     return sorted(
-        file
-        for file in entries
-        if file.is_file() and file.name.endswith(SUFFIXES) and not file.name.startswith(".")
+        (
+            file
+            for file in entries
+            if file.is_file() and file.name.endswith(SUFFIXES) and not file.name.startswith(".")
+        ),
+        key=_as_people_count,
     )
+
+
+def _as_people_count(path: Path) -> tuple[list[tuple[str, int]], str]:
+    """Numbers in a name by their value; the name itself tells 2 from 02."""
+    parts = [(text, int(digits or -1)) for text, digits in _PART.findall(path.name)]
+    return parts, path.name
 
 
 def _nothing_in(folder: Path) -> str:
@@ -143,7 +157,8 @@ def _nothing_in(folder: Path) -> str:
     runs = runs_below(folder)
     if runs:
         return f"{said}; run directories in it: {listed(runs)}: moetrace report --dir {runs[-1]} shows one"
-    holding = [below for below in sorted(folder.iterdir()) if below.is_dir() and _holds_files(below)]
+    below = sorted((entry for entry in folder.iterdir() if entry.is_dir()), key=_as_people_count)
+    holding = [entry for entry in below if _holds_files(entry)]
     if holding:
         return f"{said}; folders with such files: {listed(holding)}: moetrace analyze {holding[0]} reads one"
     return f"{said}; names end in {', '.join(SUFFIXES)}"

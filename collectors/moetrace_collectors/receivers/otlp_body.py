@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import zlib
 from typing import Any
 
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from moetrace_collectors.deflate import DeflateError, unpack_member
 from moetrace_collectors.errors import CollectorError
 from moetrace_collectors.receivers.wire_budget import (
     MAX_SPANS,
@@ -34,7 +34,6 @@ MAX_JSON_DEPTH = 32
 """Objects and lists in one another. A span's attribute lies 10 deep."""
 MAX_GZIP_MEMBERS = 16
 """Parts of one gzip stream: empty ones cost twenty bytes each, and a copy of the rest each."""
-_GZIP_WINDOW = 31
 _ID_FIELDS = ("traceId", "spanId", "parentSpanId")
 
 
@@ -67,18 +66,17 @@ def decompress(body: bytes, *, encoding: str, max_bytes: int) -> bytes:
         if len(parts) >= MAX_GZIP_MEMBERS:
             raise _malformed(f"gzip of more than {MAX_GZIP_MEMBERS} parts")
         # One gzip stream may hold several members.
-        member = zlib.decompressobj(_GZIP_WINDOW)
         try:
-            part = member.decompress(rest, max_bytes - size + 1)
-        except zlib.error as error:
+            member = unpack_member(rest, max_bytes=max_bytes - size + 1)
+        except DeflateError as error:
             raise _malformed(f"broken gzip: {error}") from error
-        size += len(part)
+        size += len(member.data)
         if size > max_bytes:
             raise too_large(max_bytes, "after gzip")
-        if not member.eof:
+        if not member.is_whole:
             raise _malformed("broken gzip: it ends in the middle")
-        parts.append(part)
-        rest = member.unused_data
+        parts.append(member.data)
+        rest = member.rest
     return b"".join(parts)
 
 

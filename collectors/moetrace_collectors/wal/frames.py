@@ -13,11 +13,12 @@ segment only where the length itself leads nowhere.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import IO
+
+from moetrace_collectors.deflate import crc32
 
 MAGIC = b"MoeW"
 VERSION = 1
@@ -87,7 +88,7 @@ class Damage:
 def segment_header(*, epoch: int, sequence: int) -> bytes:
     """The bytes a segment begins with."""
     head = _SEGMENT.pack(MAGIC, VERSION, 0, epoch, sequence)
-    return head + _CRC.pack(zlib.crc32(head))
+    return head + _CRC.pack(crc32(head))
 
 
 def read_segment_header(data: bytes) -> SegmentHeader | None:
@@ -96,7 +97,7 @@ def read_segment_header(data: bytes) -> SegmentHeader | None:
         return None
     magic, version, _, epoch, sequence = _SEGMENT.unpack_from(data)
     (crc,) = _CRC.unpack_from(data, _SEGMENT.size)
-    if magic != MAGIC or version != VERSION or crc != zlib.crc32(data[: _SEGMENT.size]):
+    if magic != MAGIC or version != VERSION or crc != crc32(data[: _SEGMENT.size]):
         return None
     return SegmentHeader(epoch=epoch, sequence=sequence)
 
@@ -104,7 +105,7 @@ def read_segment_header(data: bytes) -> SegmentHeader | None:
 def frame_header(kind: FrameKind, payload: bytes, *, arrived_ns: int) -> bytes:
     """The bytes in front of a payload."""
     rest = _FRAME.pack(0, 0, kind, arrived_ns)[_CRC_FROM:]
-    return _FRAME.pack(len(payload), zlib.crc32(payload, zlib.crc32(rest)), kind, arrived_ns)
+    return _FRAME.pack(len(payload), crc32(payload, crc32(rest)), kind, arrived_ns)
 
 
 def scan(file: IO[bytes], *, start: int, end: int, damage: Damage) -> Iterator[Frame]:
@@ -130,7 +131,7 @@ def scan(file: IO[bytes], *, start: int, end: int, damage: Damage) -> Iterator[F
             return
         payload = file.read(length)
         next_offset = offset + FRAME_HEADER_BYTES + length
-        if len(payload) == length and zlib.crc32(payload, zlib.crc32(head[_CRC_FROM:])) == crc:
+        if len(payload) == length and crc32(payload, crc32(head[_CRC_FROM:])) == crc:
             yield Frame(kind=kind, arrived_ns=arrived_ns, payload=payload, offset=offset, end=next_offset)
         else:
             damage.add(offset, next_offset - offset, f"wrong CRC at byte {offset}")

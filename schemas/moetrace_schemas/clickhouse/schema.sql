@@ -383,7 +383,8 @@ CREATE TABLE moetrace.rank_traffic
     `bytes` Int64 COMMENT 'Bytes sent' CODEC(ZSTD(1)),
     `source_host` LowCardinality(String) COMMENT 'Host of the sender',
     `step_time` DateTime64(3) COMMENT 'Start of the step (unix time)' CODEC(Delta(8), ZSTD(1)),
-    `direction` Enum8('forward' = 0, 'backward' = 1) COMMENT 'forward: what ranks tell; what goes back is derived, in v_backward_traffic' CODEC(ZSTD(1))
+    `direction` Enum8('forward' = 0, 'backward' = 1) COMMENT 'forward: what ranks tell; what goes back is derived, in v_backward_traffic' CODEC(ZSTD(1)),
+    INDEX step_time_range step_time TYPE minmax GRANULARITY 1
 )
 ENGINE = ReplacingMergeTree
 PARTITION BY toDate(step_time)
@@ -404,7 +405,8 @@ CREATE TABLE moetrace.rank_waits
     `microbatch` UInt16 COMMENT 'Microbatch' CODEC(ZSTD(1)),
     `waited_for` UInt32 COMMENT 'Expert-parallel rank whose rows it waited for' CODEC(ZSTD(1)),
     `cycles` UInt64 COMMENT 'SM cycles summed over the warps of the kernels: to be compared with each other only' CODEC(ZSTD(1)),
-    `step_time` DateTime64(3) COMMENT 'Start of the step (unix time)' CODEC(Delta(8), ZSTD(1))
+    `step_time` DateTime64(3) COMMENT 'Start of the step (unix time)' CODEC(Delta(8), ZSTD(1)),
+    INDEX step_time_range step_time TYPE minmax GRANULARITY 1
 )
 ENGINE = ReplacingMergeTree
 PARTITION BY toDate(step_time)

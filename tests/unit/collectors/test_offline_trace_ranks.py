@@ -1,4 +1,4 @@
-"""Which rank a trace is taken for when files of the set are broken."""
+"""Which rank a trace is taken for that does not tell it, also when files of the set are broken."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from moetrace_collectors.offline.analysis import Analysis, analyze
+from moetrace_collectors.offline.inputs import expand
 from trace_files import moe_traces, write_traces
 
 
@@ -62,3 +63,39 @@ def test_a_file_of_another_name_is_no_rank(tmp_path: Path) -> None:
     (tmp_path / "a_note.json").write_text("")
     analysis = analysis_without(tmp_path, {})
     assert [file.rank for file in analysis.files] == [0, 1, 2, 3]
+
+
+def test_traces_are_numbered_as_people_count(tmp_path: Path) -> None:
+    """Where their place is all that tells their ranks, trace_2 is rank 2 though trace_10 is there."""
+    documents = moe_traces(ranks=12, steps=2, layers=1)
+    for document in documents:
+        document.pop("distributedInfo", None)
+    for number, path in enumerate(write_traces(tmp_path, documents)):
+        path.rename(tmp_path / f"trace_{number}.json")
+    analysis = analyze([tmp_path])
+    assert [(Path(file.path).name, file.rank) for file in analysis.files] == [
+        (f"trace_{number}.json", number) for number in range(12)
+    ]
+
+
+def test_files_of_a_folder_come_as_people_count_and_named_ones_as_named(tmp_path: Path) -> None:
+    """Every number of a name by its value, zeros in front or not; who names files has chosen their order."""
+    names = [
+        "a.json",
+        "node2_10.json",
+        "node10_2.json",
+        "t.json",
+        "t02.json",
+        "t2.json",
+        "t10.json",
+        "t1x.csv",
+    ]
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    found, searched = expand([tmp_path])
+    assert [path.name for path in found] == [
+        "a.json", "node2_10.json", "node10_2.json", "t1x.csv", "t02.json", "t2.json", "t10.json", "t.json",
+    ]  # fmt: skip
+    assert searched
+    named = [tmp_path / "t10.json", tmp_path / "t2.json"]
+    assert expand(named) == (named, False)

@@ -6,11 +6,13 @@ import base64
 import contextlib
 import gzip
 import json
+import zlib
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moetrace_collectors import deflate
 from moetrace_collectors.receivers.otlp_body import JSON, PROTOBUF, BodyError, decompress, parse
 from moetrace_collectors.testing import SyntheticRun, request
 from moetrace_schemas import attributes
@@ -101,12 +103,21 @@ def test_other_content_types_are_415(content_type: str) -> None:
     assert error.value.status == 415
 
 
+@pytest.fixture(params=["zlib", "isal"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What unpacks gzip, whichever is installed."""
+    chosen = zlib if request.param == "zlib" else pytest.importorskip("isal.isal_zlib")
+    monkeypatch.setattr(deflate, "library", chosen)
+
+
+@pytest.mark.usefixtures("library")
 def test_gzip_in_several_members_is_one_body() -> None:
     """A gzip stream of two members decompresses to both."""
     body = gzip.compress(b"one ") + gzip.compress(b"two")
     assert decompress(body, encoding="gzip", max_bytes=100) == b"one two"
 
 
+@pytest.mark.usefixtures("library")
 def test_a_gzip_bomb_stops_at_the_limit() -> None:
     """A small body that would become huge is refused with 413 without ever being huge in memory."""
     with pytest.raises(BodyError) as error:
@@ -114,6 +125,7 @@ def test_a_gzip_bomb_stops_at_the_limit() -> None:
     assert (error.value.status, error.value.reason) == (413, RejectReason.BODY_TOO_LARGE)
 
 
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize(
     "body", [b"not gzip", gzip.compress(b"x" * 1000)[:-9], gzip.compress(b"x") + b"junk"]
 )

@@ -64,6 +64,22 @@ def test_planners_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_the_published_example_of_eplb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """12 experts in 4 groups on 16 slots, 8 ranks, 2 nodes: its replicas, and the loads of its own map."""
+    case = json.loads((DATA.parent / "placement" / "eplb_cases.json").read_text())["readme_example"]
+    path = tmp_path / "loads.json"
+    path.write_text(json.dumps(case["weight"]))
+    document = replay(
+        capsys, str(path), "--slots", str(case["num_replicas"]), "--ranks", str(case["num_gpus"]),
+        "--nodes", str(case["num_nodes"]), "--groups", str(case["num_groups"]), "--top-k", "2",
+    )  # fmt: skip
+    eplb = next(planner for planner in document["planners"] if planner["planner"] == "eplb")
+    assert eplb["replica_counts"] == case["logcnt"]
+    per_replica = np.array(case["weight"]) / np.array(case["logcnt"])
+    per_slot = np.take_along_axis(per_replica, np.array(case["phy2log"]), axis=1)
+    assert eplb["rank_loads"] == per_slot.reshape(2, case["num_gpus"], -1).sum(axis=2).tolist()
+
+
 def test_the_recommended_placement_is_written_and_in_use_nothing_is_left_to_win(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,17 +63,18 @@ def steady(steps: int = 12) -> np.ndarray:
 
 def test_known_values_of_a_recorded_run() -> None:
     """EPLB on real loads: in sample as published to 1e-9, held out near the known half-to-half value."""
-    for slots in (64, 72):
-        made = case(series(ESFT), num_ranks=8, num_slots=slots)
+    for slots, groups, nodes, ranks in ((64, 1, 1, 8), (72, 1, 1, 8), (80, 8, 2, 16)):
+        made = case(series(ESFT), num_ranks=ranks, num_nodes=nodes, num_slots=slots, num_groups=groups)
         result = replay_planner(made, next(planner for planner in PLANNERS if planner.name == "eplb"))
-        known = KNOWN[f"eplb_rep{slots}_grp1_node1_gpu8"]["rank_loads"]
+        sizes = f"rep{slots}_grp{groups}_node{nodes}_gpu{ranks}"
+        known = KNOWN[f"eplb_{sizes}"]["rank_loads"]
         assert np.sort(result.rank_loads, axis=1) == pytest.approx(np.sort(np.array(known), axis=1), abs=1e-9)
         held_out, in_sample = result.held_out, result.in_sample
         assert held_out is not None
         assert in_sample is not None
         assert held_out.balancedness < in_sample.balancedness
         # The known value splits tokens in halves, ours splits steps: 16 and 17 of them.
-        half = KNOWN[f"replay_first_half_to_second_half_rep{slots}_grp1_node1_gpu8"]["vllm_style"]
+        half = KNOWN[f"replay_first_half_to_second_half_{sizes}"]["vllm_style"]
         assert held_out.balancedness == pytest.approx(half, abs=5e-3)
 
 

@@ -265,6 +265,25 @@ def test_new_records_do_not_shorten_the_pause_between_attempts(monkeypatch: pyte
     emitting.close(timeout_s=0.1)
 
 
+def test_pauses_between_attempts_double_to_a_longest_one_and_are_jittered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each between a half and one and a half of its length: ranks of one job do not come back at once."""
+    exporter = ScriptedExporter(*[refuse] * ATTEMPTS)
+    emitting = Emitting(exporter)
+    pauses: list[float] = []
+    monkeypatch.setattr(emitting.emitter._stop, "wait", pauses.append)
+    emitting.emit(1)
+    exporter.wait_for_calls(ATTEMPTS)
+    wait_until(lambda: emitting.metrics.dropped[DropReason.EXPORT_FAILED] == 1)
+    assert emitting.close()
+    lengths = [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert len(pauses) == len(lengths) == ATTEMPTS - 1
+    parts = [pause / length for pause, length in zip(pauses, lengths, strict=True)]
+    assert all(0.5 <= part <= 1.5 for part in parts)
+    assert len(set(parts)) == len(parts)
+
+
 def test_a_request_that_is_too_large_is_sent_in_parts(collector: FakeCollector) -> None:
     """As behind a proxy with a limit of its own: nothing is lost, and what comes later is small at once."""
     collector.too_large = lambda steps: len(steps) > 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import requests
 
+from moetrace.emit import quick_session
 from moetrace.emit.quick_session import QuickSession
 
 
@@ -87,6 +89,32 @@ def test_bodies_arrive_on_one_connection_and_answers_are_noted(server: Server) -
     assert [answer.status_code for answer in answers] == noted == [200, 429, 200]
     assert answers[1].headers["retry-after"] == "7"
     assert server.connections == 1
+
+
+@pytest.mark.parametrize("with_isal", [True, False])
+@pytest.mark.parametrize("body", [b"", b"x", bytes(range(256)) * 1_000])
+def test_any_gzip_reads_what_was_packed(
+    monkeypatch: pytest.MonkeyPatch, with_isal: bool, body: bytes
+) -> None:
+    """By isal where it is installed, by zlib where it is not: one member with its checksum and length."""
+    if with_isal:
+        pytest.importorskip("isal")
+    else:
+        monkeypatch.setitem(sys.modules, "isal", None)
+    packed = quick_session.quickest()(body)
+    assert gzip.decompress(packed) == body
+    assert len(packed) < len(body) / 10 + 100
+    with pytest.raises((EOFError, gzip.BadGzipFile)):
+        gzip.decompress(packed[:-1])
+
+
+def test_isal_is_asked_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once per body, for gzip at the lowest level that compresses."""
+    isal_zlib = pytest.importorskip("isal.isal_zlib")
+    asked = []
+    monkeypatch.setattr(isal_zlib, "compress", lambda *what: asked.append(what) or b"packed")
+    assert quick_session.quickest()(b"body") == b"packed"
+    assert asked == [(b"body", 1, 31)]
 
 
 def test_a_cookie_is_shown_from_then_on(server: Server) -> None:

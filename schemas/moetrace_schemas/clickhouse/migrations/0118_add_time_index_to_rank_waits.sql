@@ -1,0 +1,2 @@
+ALTER TABLE {database}.rank_waits {on_cluster}
+    ADD INDEX IF NOT EXISTS step_time_range step_time TYPE minmax GRANULARITY 1
