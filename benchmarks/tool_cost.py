@@ -52,6 +52,12 @@ WARM_STEPS = 3
 """At the start of a block, which do not count: threads start, connections open."""
 FORWARDS = {"vllm": 8}
 """Forwards per step: one for the prompts and one for each further token."""
+NOTES = {
+    "ep4": "ep4 runs four ranks on the cores named above.",
+    "vllm": f"A step is a call of {FORWARDS['vllm']} forwards of a model of two small layers, each forward a "
+    "step of the tracer.",
+}
+"""What the table needs said, by target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +286,10 @@ def report(options: Options, pairs: list[str], blocks: list[str]) -> str:
         f"python benchmarks/tool_cost.py --targets {options.targets} --steps {options.steps} "
         f"--pairs {options.pairs} --block {options.block}"
     )
-    lines = [f"`{command}`, torch {torch.__version__}. ep4 runs four ranks on the cores named above."]
+    said = f"`{command}`, torch {torch.__version__}."
+    for name, note in NOTES.items():
+        said += f" {note}" if name in options.targets.split(",") else ""
+    lines = [said]
     if pairs:
         lines += [
             "",
