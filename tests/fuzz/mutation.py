@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Sequence
@@ -67,19 +68,19 @@ def _change(data: bytearray, rng: random.Random, seeds: Sequence[bytes]) -> None
 
 def mutate_document(document: Any, rng: random.Random) -> bytes:
     """A JSON document with some of its values replaced, doubled or taken away, as text."""
-    copy = json.loads(json.dumps(document))
+    changed = json.loads(json.dumps(document))
     for _ in range(1 + min(int(rng.expovariate(0.7)), 8)):
-        copy = _change_node(copy, rng)
-    return json.dumps(copy).encode()
+        changed = _change_node(changed, rng)
+    return json.dumps(changed).encode()
 
 
 def _change_node(document: Any, rng: random.Random) -> Any:
     holder, key = _some_place(document, rng)
     if holder is None:
-        return rng.choice(ODD_VALUES)
+        return _odd_value(rng)
     kind = rng.randrange(6)
     if kind <= 2:
-        holder[key] = rng.choice(ODD_VALUES)
+        holder[key] = _odd_value(rng)
     elif kind == 3:
         del holder[key]
     elif kind == 4 and isinstance(holder, list):
@@ -92,6 +93,11 @@ def _change_node(document: Any, rng: random.Random) -> Any:
             value = [value] if rng.random() < 0.5 else {"value": value}
         holder[key] = value
     return document
+
+
+def _odd_value(rng: random.Random) -> Any:
+    # One of its own: what is changed later would be in every document to come, and could hold itself.
+    return copy.deepcopy(rng.choice(ODD_VALUES))
 
 
 def _some_place(document: Any, rng: random.Random) -> tuple[Any, Any]:
