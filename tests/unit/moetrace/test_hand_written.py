@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils import checkpoint
 
+from compiled_models import needs_marks
 from moetrace.emit.jsonl import to_json
 from moetrace.errors import ConfigError
 from moetrace.instrument import compiled
@@ -122,6 +123,7 @@ def test_a_wrapped_method_is_wrapped_once_and_named_as_before(record: Make) -> N
     assert once.__name__ == "experts"
 
 
+@needs_marks
 def test_a_wrapped_method_is_recorded_inside_a_compiled_graph(record: Make) -> None:
     """No graph break, the same numbers, and the call is seen."""
     recording, owner = record(), Owner()
