@@ -28,7 +28,7 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 
 from moetrace.config import Config
 from moetrace.context import RankContext
-from moetrace.emit.credentials import LastAnswer, make_exporter, make_session
+from moetrace.emit.exporter import LastAnswer, make_exporter, make_session
 from moetrace.emit.exporter_logs import exporter_silenced
 from moetrace.emit.spool import Sent, Spool
 from moetrace.emit.wire import AttributeValue, placement_attributes, span_attributes

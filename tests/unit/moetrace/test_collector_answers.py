@@ -71,7 +71,7 @@ def test_an_answer_that_is_no_protobuf_rejects_nothing(body: bytes) -> None:
     """Servers that answer 200 with a text of theirs have taken the request."""
     import requests
 
-    from moetrace.emit.credentials import LastAnswer
+    from moetrace.emit.exporter import LastAnswer
 
     answers, response = LastAnswer(), requests.Response()
     response.status_code, response._content = 200, body

@@ -10,7 +10,7 @@ import pytest
 import requests
 
 from moetrace.config import Config
-from moetrace.emit.credentials import LastAnswer, TokenFile, make_exporter, make_session
+from moetrace.emit.exporter import LastAnswer, TokenFile, make_exporter, make_session
 from moetrace.errors import ConfigError
 
 
