@@ -84,7 +84,7 @@ def _verdict(row: StepRow) -> dict[str, Any]:
         "worth_ms": _ms(row.worth_ns),
         "share": _share(suspect.share if suspect else 0.0),
         "runner_up": _runner_up(row.runner_up),
-        "step_ms": _ms(row.step_ns) if row.step_ns > 0 else None,
+        "step_ms": _ms(row.step_ns) if row.has_length else None,
         "extension_ms": _ms(row.extension_ns),
         "missing_ranks": list(row.missing_ranks),
         "closed_by": str(row.closed_by),

@@ -57,6 +57,11 @@ class StepRow:
     warmup: bool
 
     @property
+    def has_length(self) -> bool:
+        """Whether `step_ns` says something: a step without a verdict has none, and is not 0 ns long."""
+        return self.step_ns > 0
+
+    @property
     def worth_ns(self) -> int:
         """What the named suspect cost; 0 where none is named."""
         return self.suspect.worth_ns if self.suspect is not None else 0

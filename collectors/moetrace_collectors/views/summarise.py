@@ -36,8 +36,9 @@ MISSING_STEPS = 3
 MISSING_AT_END_STEPS = 20
 """Of a run that may be over, each of so many: ranks do not all send their last few steps before they exit."""
 NO_EXCHANGE_REASON = "No exchange between ranks"
+"""How the verdict engine's reason begins for a step in which no two ranks can be compared."""
 NO_GROUP_REASON = "No exchange between ranks can be judged: there are some"
-"""How the verdict engine's reason begins for a step in which no two ranks exchanged anything."""
+"""... and how it goes on where there are exchanges, but no rank says whose."""
 LAYER_SHARE = 0.5
 """A layer is named where it holds this share of the worth or more (as within one step)."""
 
@@ -65,8 +66,7 @@ def summarise(steps: Sequence[StepRow], *, goes_on: bool = False) -> Summary:
     partial_steps = sum(bool(row.missing_ranks) for row in counted)
     missing = _missing(counted, MISSING_STEPS if goes_on else MISSING_AT_END_STEPS)
     unjudged = _unjudged(counted)
-    # A step without a verdict has no length, which is not a length of zero.
-    judged = [row for row in counted if row.step_ns > 0]
+    judged = [row for row in counted if row.has_length]
     phase_median_ns = _phase_medians(judged)
     durations = sorted(row.step_ns for row in judged)
     return Summary(
@@ -200,7 +200,7 @@ def _missing(counted: Sequence[StepRow], newest_steps: int) -> dict[int, int]:
 def _unjudged(counted: Sequence[StepRow]) -> Unjudged | None:
     """The commonest reason of steps that were not judged or miss ranks, where it is most steps'."""
     reasons = Counter(
-        row.reason for row in counted if row.suspect is None and (row.step_ns <= 0 or row.missing_ranks)
+        row.reason for row in counted if row.suspect is None and (not row.has_length or row.missing_ranks)
     )
     for reason, steps in reasons.most_common(1):
         if reason and 2 * steps > len(counted):
