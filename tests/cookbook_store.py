@@ -83,15 +83,13 @@ def main(path: str) -> None:
         sink.take_step(StepResult(joined=joined, verdict=engine.judge(joined), loads=layer_loads(joined)))
     sink.flush()
     roll_up(Path(path))
-    sink._client.insert(
-        "moetrace.placement_slots",
+    sink.place(
         [
             [RUN.run_id, version, layer, expert, expert * RUN.num_ranks // RUN.num_experts, expert]
             for version in (1, 2)
             for layer in range(RUN.num_layers)
             for expert in range(RUN.num_experts)
-        ],
-        column_names=["run_id", "version", "layer", "slot", "ep_rank", "expert"],
+        ]
     )
     sink.close()
 

@@ -50,11 +50,7 @@ def main(path: str) -> None:
         for rank_step in PLACED.step(step):
             sink.take_unjoined(placed(rank_step, version))
     sink.flush()
-    sink._client.insert(
-        "moetrace.placement_slots",
-        [["placed", 7, 0, slot, ep_rank, expert] for slot, ep_rank, expert in SLOTS],
-        column_names=["run_id", "version", "layer", "slot", "ep_rank", "expert"],
-    )
+    sink.place([[PLACED.run_id, 7, 0, *slot] for slot in SLOTS])
     sink.close()
 
 

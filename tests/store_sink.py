@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from moetrace_collectors.ledger.ledger_rows import SLOT_COLUMNS, SLOTS_TABLE
 from moetrace_collectors.migrate import migrate
 from moetrace_collectors.roll_ups.roll_up import RollUp, RollUpSettings
 from moetrace_collectors.sinks.clickhouse import ClickHouseSink
@@ -12,6 +14,10 @@ from moetrace_collectors.store import embedded_dsn, open_client, parse_store
 
 class StoreSink(ClickHouseSink):
     """A sink with a store of its own."""
+
+    def place(self, rows: Sequence[Sequence[object]]) -> None:
+        """Write which rank holds which expert, in rows as of SLOT_COLUMNS."""
+        self._client.insert(f"moetrace.{SLOTS_TABLE}", rows, column_names=SLOT_COLUMNS)
 
     def close(self) -> None:
         """Give the store back."""
